@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -106,7 +106,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Ledger(config))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(_group(item.nodeid), len(places)))
     for item in items:
@@ -116,25 +116,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("browser") and os.environ.get("KVQ_REQUIRE_BROWSER"):
             # A page on a busy machine: once more, and the end of the tests names it. Elsewhere the first try counts.
             item.add_marker(pytest.mark.flaky(reruns=1))
-    _mark_all_but_few(items)
+    for same, count in _cases_of("few", items):
+        for item in set(same) - _spread(same, count):
+            item.add_marker("slow")
+    if not os.environ.get("LONG"):
+        left = {item for same, count in _cases_of("long", items) for item in set(same) - _spread(same, count)}
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
     if find_chromium() is None and not os.environ.get("KVQ_REQUIRE_BROWSER"):
         for item in items:
             if item.get_closest_marker("browser"):
                 item.add_marker(pytest.mark.skip(reason="no Chromium found"))
 
 
-def _mark_all_but_few(items: list[pytest.Item]) -> None:
-    """As slow, but for as many cases of a test as its mark ``few`` says, spread over all of them."""
+def _cases_of(mark: str, items: list[pytest.Item]) -> Iterator[tuple[list[pytest.Item], int]]:
+    """The cases of each test whose mark tells the size of a sample, with that size."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("few"):
+        if (found := item.get_closest_marker(mark)) and "sample" in found.kwargs:
             cases.setdefault(item.nodeid.split("[")[0], []).append(item)
     for same in cases.values():
-        count = same[0].get_closest_marker("few").args[0]
-        kept = {at * len(same) // count for at in range(count)}
-        for at, item in enumerate(same):
-            if at not in kept:
-                item.add_marker("slow")
+        yield same, min(len(same), same[0].get_closest_marker(mark).kwargs["sample"])
+
+
+def _spread(same: list[pytest.Item], count: int) -> set[pytest.Item]:
+    """So many of them, from all over."""
+    return {same[at * len(same) // count] for at in range(count)}
 
 
 def pytest_collection_finish() -> None:

@@ -86,3 +86,32 @@ def test_a_sample_of_pairs_has_every_value(monkeypatch):
     assert [one for one, _ in sample] == list(range(7)) and {other for _, other in sample} == set("abc")
     monkeypatch.setenv("LONG", "1")
     assert len(set(pairs(range(7), "abc"))) == 21
+
+
+SAMPLED = """
+import pytest
+
+@pytest.mark.long("page", sample=2)
+@pytest.mark.parametrize("n", range(6))
+def test_cases(n): ...
+
+@pytest.mark.long("page", sample=0)
+def test_whole_alone(): ...
+
+@pytest.mark.long("fuzz")
+def test_by_itself(): ...
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("long", "found"), [("", ["cases[0]", "cases[3]", "by_itself"]), ("1", None)])
+def test_of_cases_a_sample_is_spread_and_all_are_in_the_campaign(tmp_path, long, found):
+    (tmp_path / "test_it.py").write_text(SAMPLED)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = long: x\n")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "LONG": long, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    plugins = ("-p", "no:cacheprovider", "-p", "xdist.plugin", "-p", "tests.conftest")
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", *plugins]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
+    collected = [line.split("::test_")[1] for line in done.stdout.splitlines() if "::" in line]
+    assert collected == (found or [*(f"cases[{n}]" for n in range(6)), "whole_alone", "by_itself"]), done.stdout
+    assert bool(found) == ("5 deselected" in done.stdout)

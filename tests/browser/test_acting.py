@@ -68,6 +68,7 @@ def test_a_lane_is_tried_by_the_keyboard_joins_the_run_says_what_changed_and_is_
     assert opened(open_page, acting).evaluate(LEGEND) == 3
 
 
+@pytest.mark.long("page", sample=0)
 def test_what_is_under_way_is_cancelled_and_the_run_stays_as_it_was(page, engine):
     page.set_viewport_size({"width": 390, "height": 900})
     page.wait_for_function("innerWidth == 390")
@@ -95,6 +96,7 @@ def test_what_damage_comes_from_is_asked_on_a_card_and_what_gains_most_is_one_cl
     opened(open_page, acting).wait_for_selector("section.verdict table.waterfall")  # it is kept with the run
 
 
+@pytest.mark.long("page", sample=0)
 def test_maps_of_a_layer_that_was_not_kept_are_computed_and_stay_with_the_run(acting, open_page):
     page = opened(open_page, acting, FEW)
     open_view_at_maps(page)
@@ -116,6 +118,7 @@ def open_view_at_maps(page) -> None:
     page.locator("#look-maps").scroll_into_view_if_needed()
 
 
+@pytest.mark.long("page", sample=0)
 def test_a_point_opens_its_lanes_card_and_a_figure_is_taken_away_by_its_menu(page, acting, tmp_path):
     open_view(page, "Rate–distortion")
     page.locator("#plot-rate-kld .scatterlayer .points path").last.click(force=True)

@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 RUN = packaged_store().list()[0].id
 
 
+@pytest.mark.long("page", sample=1)
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 @pytest.mark.parametrize("view", ["kld", "keys"])
 def test_a_figure_in_a_frame_says_what_is_under_pointer_and_keys(browser, tmp_path, scheme, width, view):

@@ -28,6 +28,7 @@ def test_an_empty_page_answers_with_the_run_that_ships(quick, browser):
         read(visit(quick, reading=True))
 
 
+@pytest.mark.long("page", sample=1)
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_answer_is_there_before_any_script_and_stays_where_it_is(quick, browser, width):
     context = browser.new_context(viewport={"width": width, "height": 900})
@@ -94,7 +95,8 @@ def seen(request, quick, browser) -> Iterator:
         yield page, width
 
 
-@pytest.mark.parametrize("seen", [(1920, "dark"), (640, "light"), (390, "light")], indirect=True)
+@pytest.mark.long("page", sample=2)
+@pytest.mark.parametrize("seen", [(1920, "dark"), (390, "light"), (640, "light")], indirect=True)
 def test_nothing_moves_overflows_or_is_out_of_reach(seen):
     page, width = seen
     assert page.evaluate("window.shifts") < 0.01
@@ -135,6 +137,7 @@ def test_a_word_is_explained_for_pointer_and_focus(seen):
     page.wait_for_function("said => document.querySelector('#meaning').innerText === said", arg=MEANINGS["bytes"])
 
 
+@pytest.mark.long("page", sample=0)
 def test_a_link_looks_at_the_view_and_the_selection_it_was_copied_with(quick, open_page):
     page = open_page(f"{quick}/?run={RECORD.id}", reading=True)
     page.wait_for_selector(VIEWS["Verdicts"])

@@ -65,6 +65,7 @@ def test_the_form_is_there_after_a_reload(quick, open_page):
     assert stranger.evaluate(PROMPT) != "Kept for later"
 
 
+@pytest.mark.long("page", sample=0)
 def test_what_is_no_draft_is_ignored_and_a_link_means_what_it_says(quick, open_page):
     page = open_page(quick)
     page.wait_for_selector("#lane-row-4")
@@ -87,6 +88,7 @@ def test_what_is_no_draft_is_ignored_and_a_link_means_what_it_says(quick, open_p
     prompted(page, usual)
 
 
+@pytest.mark.long("page", sample=0)
 def test_back_leads_to_the_run_before_and_to_the_form(quick, open_page):
     page = open_page(quick)
     page.wait_for_selector("#lane-row-4")
@@ -127,6 +129,7 @@ def test_a_preset_differs_from_the_run_until_it_is_run(quick, open_page):
     wait_status(page, "Done")
 
 
+@pytest.mark.long("page", sample=0)
 def test_a_lost_server_is_told_and_the_page_recovers(start_server, stop_server, open_page, tmp_path):
     hold = tmp_path / "hold"
     hold.touch()
@@ -152,6 +155,7 @@ def test_a_lost_server_is_told_and_the_page_recovers(start_server, stop_server, 
     assert page.locator("#away").count() == 0
 
 
+@pytest.mark.long("page", sample=0)
 def test_a_moment_without_network_is_no_new_server(quick, open_page):
     page = open_page(quick)
     page.wait_for_selector("#lane-row-4")

@@ -30,6 +30,7 @@ def serious(page) -> list:
     ]
 
 
+@pytest.mark.long("page", sample=0)
 def test_what_differs_is_told_kept_and_in_the_link(quick, browser):
     with visits(browser, reads_console=False) as visit:  # it is loaded again while figures may be under way
         page = visit(quick, reading=True)
@@ -82,6 +83,7 @@ def test_back_and_forward_walk_views_with_their_selection(quick, open_page):
     assert "view=damage" in page.url and "at=7." in page.url
 
 
+@pytest.mark.long("page", sample=0)
 def test_runs_are_named_found_and_forgotten_and_what_is_seen_is_shared(quick, open_page):
     page = open_page(f"{quick}/?preset=first-look")
     page.wait_for_selector("#lane-row-3")

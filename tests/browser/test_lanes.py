@@ -52,6 +52,7 @@ def opens_at(page, row: int) -> None:
     page.wait_for_function(CLEAR, arg="in-lane-method")
 
 
+@pytest.mark.long("page", sample=1)
 @pytest.mark.parametrize("width, height", [(1280, 720), (390, 800)])
 def test_the_editor_opens_at_its_lane_with_the_focus_in_it(form, width, height):
     page = sized(form, width, height)

@@ -47,6 +47,7 @@ def rest(page) -> list:
     return page.evaluate("window.marks.splice(0)")
 
 
+@pytest.mark.long("page", sample=0)
 def test_the_next_worst_is_not_taken_back(page):
     page.locator("#worst-lane").select_option(index=1)
     page.locator("#worst-lane").blur()
@@ -65,6 +66,7 @@ def test_of_several_picks_each_holds(page):
     page.wait_for_function("JSON.parse(document.querySelector('#selected [data-at]').dataset.at).token == 6")
 
 
+@pytest.mark.long("page", sample=0)
 def test_a_view_that_was_left_does_not_come_back(page):
     page.evaluate(  # one after the other, while the page is busy with the one before
         "['texts', 'damage', 'storage'].forEach((name, at) => "
@@ -75,6 +77,7 @@ def test_a_view_that_was_left_does_not_come_back(page):
     page.wait_for_selector("#view-storage:not(.behind)")
 
 
+@pytest.mark.long("page", sample=0)
 def test_back_and_forth_ends_where_one_is(page):
     page.evaluate(PICKS, [{"token": 3}])
     page.wait_for_function("/at=\\d+\\.\\d+\\.3(&|$)/.test(location.search)")

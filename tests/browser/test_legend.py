@@ -96,6 +96,7 @@ def test_a_lane_is_shown_alone_and_emphasised_by_mouse_and_keyboard(page):
     assert [page.evaluate(opacity, card) for card in ("card-0", "card-1", "card-4")] == ["1", "0.25", "1"]
 
 
+@pytest.mark.long("page", sample=0)
 def test_of_many_lanes_one_more_is_drawn_in_place_of_the_last(store_folder, server, open_page):
     record, arrays = make_run(lanes=12, scored=20, tokens=80)
     record = record.model_copy(update={"id": "1e9e4d001e9e4d12"})

@@ -7,6 +7,7 @@ REMEDIES = "document.querySelector('#look-words').innerText.includes('Remedies, 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 
 
+@pytest.mark.long("page", sample=0)
 def test_a_model_is_looked_at_and_a_remedy_becomes_a_lane(server, open_page):
     page = open_page(server)
     page.wait_for_selector("#estimate .facts")  # the model is loaded; what is kept of it is shown with that

@@ -85,6 +85,7 @@ def test_a_run_streams_and_its_link_opens_in_another_process(finished_link, othe
     assert "reference:" in page.locator("#card-1 .tokens i[title]").nth(1).get_attribute("title")
 
 
+@pytest.mark.long("page", sample=1)
 @pytest.mark.parametrize("theme, ground", [("light", "rgb(255, 255, 255)"), ("dark", "rgb(23, 28, 39)")])
 def test_the_page_fits_a_desk_and_a_phone(finished_link, server, open_page, theme, ground):
     page = open_page(f"{server}/?{finished_link.split('?')[1]}&__theme={theme}")
@@ -116,6 +117,7 @@ def said(page, words: str) -> list[str]:
     )
 
 
+@pytest.mark.long("page", sample=0)
 def test_lanes_can_be_added_up_to_sixty_four(server, open_page):
     lanes = [{"method": "per_token", "label": f"lane {number}"} for number in range(62)]
     page = open_page(f"{server}/?c={encode(parse_spec({'prompt': FACTS, 'lanes': lanes}))}")
@@ -212,6 +214,7 @@ def test_cancel_keeps_what_arrived_and_frees_the_engine(server, store_folder, op
     assert "Write a short story." in kept and not any(prompt.startswith("Write a long story.") for prompt in kept)
 
 
+@pytest.mark.long("page", sample=0)
 def test_closing_the_tab_frees_the_engine(server, store_folder, open_page):
     gone = filled_in(open_page, server, "Write another long story. " + FACTS * 2, 400)
     before = gone.evaluate(WRITTEN)  # of the run that the page began with

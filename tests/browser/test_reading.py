@@ -83,6 +83,7 @@ def test_claims_of_both_models_stand_side_by_side_and_flips_alone(unrun):
         assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
+@pytest.mark.long("page", sample=0)
 def test_a_stressed_run_stands_beside_its_twin(server, store_folder, open_page):
     stressed, plain = stress_run("c", True), stress_run("d", False)
     _, arrays = make_run(2)
@@ -100,6 +101,7 @@ def test_a_stressed_run_stands_beside_its_twin(server, store_folder, open_page):
     page.wait_for_selector("#versus-found table.versus")
 
 
+@pytest.mark.long("page", sample=0)
 def test_a_run_through_the_page_ticks_its_answers(server, open_page):
     """The field of the form reaches the record."""
     page = filled_in(open_page, server, FACTS + "Write the word tide.", 8)

@@ -62,6 +62,7 @@ def test_the_prompts_words_are_tinted_and_the_most_lost_are_named(quick, open_pa
     assert serious(page) == []
 
 
+@pytest.mark.long("page", sample=0)
 def test_the_answer_is_replayed_by_keys_and_pauses_where_it_is(quick, open_page):
     page = opened(open_page, quick, 20, width=390, theme="dark")
     slider = page.locator("#replay-token")

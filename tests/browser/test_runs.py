@@ -56,6 +56,7 @@ def test_a_run_with_lanes_after_one_without_is_shown_whole(quick, open_page):
     whole(page, 1)
 
 
+@pytest.mark.long("page", sample=0)
 def test_what_comes_after_a_finished_run_leaves_its_cards_as_they_are(quick, open_page, monkeypatch):
     over = threading.Event()
 

@@ -90,6 +90,7 @@ def test_a_comparison_link_fills_the_form_and_waits(server, open_page):
     assert page.locator("#run").inner_text() == "Run" and not page.locator("#results").is_visible()
 
 
+@pytest.mark.long("page", sample=0)
 def test_two_runs_beside_each_other_by_link_and_by_choice(server, runs, open_page):
     page = open_page(f"{server}/?run={ONE}&vs={OTHER}")
     page.wait_for_selector("#versus-found table.versus")
@@ -112,6 +113,7 @@ def test_two_runs_beside_each_other_by_link_and_by_choice(server, runs, open_pag
     assert page.locator("#share textarea").input_value()
 
 
+@pytest.mark.long("page", sample=0)
 def test_a_public_run_is_its_makers_until_it_is_shared(public, open_page):
     server, folder = public
     mine = filled_in(open_page, server, FACTS + "Why?", 2)
@@ -137,6 +139,7 @@ def test_a_public_run_is_its_makers_until_it_is_shared(public, open_page):
     assert open_store(folder).shared(link.split("run=")[1]) == "listed"
 
 
+@pytest.mark.long("page", sample=0)
 def test_a_public_instance_says_that_it_does_not_train(public, open_page):
     page = open_page(public[0], width=390)
     ask_for_codebooks(page)

@@ -164,6 +164,7 @@ def says(page, first: int, last: int, width: int = 1280) -> None:
     assert f"span={first}-{last}" in page.url
 
 
+@pytest.mark.long("page", sample=0)
 def test_a_span_is_brushed_everywhere_and_the_link_carries_it(quick, open_page):
     page = opened(open_page, f"{quick}/?run={SHIPPED[0].id}")
     before = page.locator("#legend").inner_text()
@@ -189,6 +190,7 @@ def test_a_span_is_brushed_everywhere_and_the_link_carries_it(quick, open_page):
     says(page, 20, 40)
 
 
+@pytest.mark.long("page", sample=0)
 def test_a_span_is_chosen_by_keyboard_alone_on_a_phone(quick, open_page):
     page = opened(open_page, f"{quick}/?run={SHIPPED[0].id}&__theme=dark", width=390)
     page.locator("#span-first").focus()

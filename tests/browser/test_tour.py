@@ -106,6 +106,7 @@ def test_the_toy_draws_what_the_methods_computed_and_its_action_is_ticked_off(se
     page.wait_for_function("!document.querySelector('.ringed')")
 
 
+@pytest.mark.long("page", sample=0)
 def test_back_leads_to_the_step_before_and_closing_to_its_run(server, browser):
     last = len(tour())
     with visits(browser, reads_console=False) as visit:  # Back leaves a page whose figures may be under way
@@ -120,6 +121,7 @@ def test_back_leads_to_the_step_before_and_closing_to_its_run(server, browser):
         page.wait_for_function("location.search.startsWith('?run=')")
 
 
+@pytest.mark.long("page", sample=1)
 @pytest.mark.parametrize("number", [5, 9])
 def test_a_link_to_a_step_shows_its_figure(server, open_page, number):
     """Of views that are not the one a page opens with, and of figures above and below others."""
@@ -130,6 +132,7 @@ def test_a_link_to_a_step_shows_its_figure(server, open_page, number):
     assert page.evaluate(IN_SIGHT, tour()[number - 1].figure)
 
 
+@pytest.mark.long("page", sample=0)
 def test_on_a_phone_the_figure_is_a_button_away(server, open_page):
     page = open_page(f"{server}/?learn=4", width=390)
     page.locator("#learn [data-show]").click()
@@ -139,6 +142,7 @@ def test_on_a_phone_the_figure_is_a_button_away(server, open_page):
     )
 
 
+@pytest.mark.long("page", sample=0)
 def test_words_sliders_and_figures_agree_at_every_moment_of_the_tour(server, open_page):
     page = open_page(f"{server}/?learn=1")
     page.emulate_media(reduced_motion="reduce")  # what is hidden is hidden at once

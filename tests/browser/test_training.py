@@ -30,6 +30,7 @@ def progress(page, words: str) -> None:
     )
 
 
+@pytest.mark.long("page", sample=0)
 def test_missing_codebooks_are_offered_trained_and_used(home, other_server, open_page):
     page = filled_in(open_page, other_server, FACTS * 4 + "Why did people trust the mill?", 8)
     assert not page.locator("#training").is_visible()

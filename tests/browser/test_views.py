@@ -54,6 +54,7 @@ def takes_views_away(page, stored: str) -> None:
     assert "<svg" in image.value.path().read_text()[:300]
 
 
+@pytest.mark.long("page", sample=0)
 def test_of_many_lanes_those_chosen_in_the_table_are_drawn(many, server, open_page):
     page = open_page(f"{server}/?run={many}&__theme=dark", width=390)
     page.wait_for_selector(VIEWS["Verdicts"])

@@ -27,6 +27,7 @@ def asking(open_page, address: str, words: str):
     return page
 
 
+@pytest.mark.long("page", sample=0)
 def test_a_tab_that_is_closed_as_run_is_pressed_leaves_no_run(quick, quick_store, engine, open_page):
     engine.read.clear()
     gone = asking(open_page, quick, "Gone at once")

@@ -1,5 +1,8 @@
 """Campaigns: tests marked ``long``, of which ``make test`` runs a sample and ``make test-long`` everything.
 
+A sample is fewer inputs where the test itself asks ``whole``, or as many of its cases as its mark tells, which may be
+none: conftest.py leaves out the others.
+
 ``make test-long`` writes what came of it, with the day and a hash of the sources, into benchmarks/campaigns.json: only
 where every campaign ran whole and passed. ``CAMPAIGN=kill``, or several names, runs and writes these alone; what stands
 there of the others stays.
@@ -38,6 +41,7 @@ CAMPAIGNS = {
     "compile": ("kernels/kvq_kernels", "benchmarks/aot", "tests/support/kernel_launches.py", "tests/triton"),
     "interpret": ("kernels/kvq_kernels", "tests/kernels", "tests/triton"),
     "combine": ("kvq_core", "kernels/kvq_kernels", "tests/support", "tests/core"),
+    "page": ("app.py", "ui", "kvq_core", "tests/browser"),
 }
 _TIMES = 100  # as many inputs as a sample has
 

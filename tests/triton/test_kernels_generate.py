@@ -76,8 +76,8 @@ for name, knobs in json.loads(sys.argv[1]).items():
 @pytest.mark.long("interpret")
 @pytest.mark.timeout(3600)
 def test_generate_answers_as_the_reference(passed_before):
-    """In a process of its own: Triton reads TRITON_INTERPRET when it is imported. A sample is the first two."""
-    cases = CASES if whole() else dict(list(CASES.items())[:2])
+    """In a process of its own: Triton reads TRITON_INTERPRET when it is imported. A sample is the first."""
+    cases = CASES if whole() else dict(list(CASES.items())[:1])
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", SCRIPT, json.dumps(cases)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)

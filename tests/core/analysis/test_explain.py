@@ -195,6 +195,7 @@ KEYS = re.compile(r"\bkeys?\b|score|first tokens|attention", re.IGNORECASE)
 VALUES = re.compile(r"\bvalues?\b", re.IGNORECASE)
 
 
+@pytest.mark.long("combine", sample=72)
 @pytest.mark.slow
 @pytest.mark.parametrize("stressed", [False, True])
 @pytest.mark.parametrize("tensors", ["both", "keys", "values"])

@@ -97,6 +97,7 @@ def finished(request, smollm, monkeypatch):
     return last.record, last.arrays, held, plain
 
 
+@pytest.mark.long("combine", sample=8)
 def test_output_errors_are_those_of_plain_attention(finished) -> None:
     record, arrays, held, plain = finished
     env, prompt = record.environment, len(record.reference.prompt_token_ids)

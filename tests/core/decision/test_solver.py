@@ -63,6 +63,7 @@ SPACES = {
 }
 
 
+@pytest.mark.long("combine", sample=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("solve", SPACES, ids=lambda solve: solve.__name__)
 @given(costs=costs(), budget=st.integers(4, 50))

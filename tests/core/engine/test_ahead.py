@@ -43,6 +43,7 @@ def check_alike(ahead: Outcome, single: Outcome) -> None:
         assert next(sizes) == next(sizes)
 
 
+@pytest.mark.long("combine", sample=12)
 @pytest.mark.parametrize("name", sorted(methods().keys() - ALONE))
 def test_every_method_reads_ahead_what_it_reads_one_by_one(name: str) -> None:
     ahead, single = outcomes([Lane(label=name, method=name)])

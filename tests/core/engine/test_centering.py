@@ -89,7 +89,7 @@ def test_codes_are_those_of_the_keys_without_the_constant(how: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long("combine")
+@pytest.mark.long("combine", sample=2)
 @pytest.mark.parametrize(("method", "how"), pairs(KNOBS, HOW))
 def test_every_store_decodes_to_what_attention_reads(method: str, how: str) -> None:
     outcome = run_engine(

@@ -137,7 +137,8 @@ def compare(lane: Lane, how: str, prompt: int, tokens: int) -> LaneCache:
     return cache
 
 
-@pytest.mark.few(3)
+@pytest.mark.long("combine", sample=12)
+@pytest.mark.few(sample=3)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("name", LANES)
 def test_what_is_read_is_the_formula(name: str, how: str) -> None:

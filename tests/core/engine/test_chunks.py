@@ -110,6 +110,7 @@ LOCAL = {
 }
 
 
+@pytest.mark.long("combine", sample=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOCAL)
 def test_what_is_stored_does_not_depend_on_the_chunk(name: str) -> None:

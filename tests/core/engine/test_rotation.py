@@ -23,6 +23,7 @@ from tests.support.engine_runs import run_engine
 from tests.support.tiny_models import CONFIGS, SCALED, prompt_ids, tiny
 
 
+@pytest.mark.long("combine", sample=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*CONFIGS, *SCALED])
 def test_every_store_decodes_to_what_attention_reads(name: str) -> None:

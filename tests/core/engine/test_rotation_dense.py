@@ -122,7 +122,8 @@ def compare(lane: Lane, group: LayerGroup, rope: Rope, prompt: int, tokens: int)
     return cache
 
 
-@pytest.mark.few(2)
+@pytest.mark.long("combine", sample=12)
+@pytest.mark.few(sample=2)
 @pytest.mark.parametrize("center", ["none", "mean"])
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("name", TURNED)

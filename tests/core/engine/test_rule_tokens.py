@@ -78,7 +78,7 @@ SIX = [
 ]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(sample=3)
 @pytest.mark.parametrize(("method", "knobs"), SIX)
 def test_the_newest_tokens_in_fp16_are_recent_tokens(method: str, knobs: Given) -> None:
     group, _ = whole()
@@ -101,6 +101,7 @@ def test_the_first_tokens_in_fp16_are_sink_tokens(method: str, knobs: Given) -> 
         assert torch.equal(one.stream.decode(), other.stream.decode()) and one.stream.nbytes() == other.stream.nbytes()
 
 
+@pytest.mark.long("combine", sample=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*CONFIGS, *SCALED])
 def test_every_store_decodes_to_what_attention_reads(name: str) -> None:

@@ -64,7 +64,7 @@ class Dense:
         self.kept[place] = [*best, *(p for p in held if p >= total - self.recent)]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(sample=2)
 @pytest.mark.parametrize("by", ["h2o", "scissorhands"])
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_forced_rows_are_those_of_dense_attention_over_the_kept(name: str, by: str) -> None:
@@ -98,7 +98,7 @@ def test_a_free_row_goes_on_with_what_its_forced_row_kept(by: str) -> None:
     assert state.token_ids == outcome.state("other").token_ids == text
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(sample=1)
 @pytest.mark.parametrize("by", ["h2o", "scissorhands"])
 def test_later_turns_read_what_is_kept_and_drop_what_is_one_too_many(by: str) -> None:
     """A given answer token by token, the turn after it at once, and then steps."""
@@ -171,7 +171,7 @@ def test_what_chooses_in_decoding_alone_leaves_a_prompt_in_chunks_as_it_is(by: s
     assert any("a step touches" in note for note in notes)
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(sample=1)
 @pytest.mark.parametrize(
     "select", [{"by": "h2o"}, {"by": "scissorhands", "heavy": 0.3}, {"by": "shadowkv", "outlier_chunks": 1}]
 )

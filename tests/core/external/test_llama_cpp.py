@@ -166,6 +166,7 @@ def float32(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return against.written_in_float32(bundled_gguf(), tmp_path_factory.mktemp("gguf") / "float32.gguf")
 
 
+@pytest.mark.long("engine", sample=1)
 @pytest.mark.slow
 @pytest.mark.real_model
 @pytest.mark.parametrize(("name", "rotate"), [("q4_0", True), ("q4_1", True), ("iq4_nl", False)])
@@ -200,7 +201,7 @@ ALL = against.pairs(against.FORMATS), against.PROMPT, len(against.TEXTS), agains
 CAMPAIGN = [("bundled", True, *ALL), ("bundled", False, *ALL), ("second", True, *ALL)]
 
 
-@pytest.mark.long("engine")
+@pytest.mark.long("engine", sample=0)
 @pytest.mark.slow
 @pytest.mark.real_model
 @pytest.mark.parametrize(("of", "rotate", "every", "prompt", "count", "scored"), CAMPAIGN if whole() else SAMPLE)

@@ -99,7 +99,7 @@ def test_bytes_of_formats_are_those_of_a_run() -> None:
     assert "codebooks" in (formats["commvq"].why_not or "")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(sample=2)
 @pytest.mark.parametrize(
     ("kind", "unlike"),
     [

@@ -39,7 +39,7 @@ def test_a_layer_that_carries_a_constant_is_named_with_its_cure() -> None:
     assert f"Cheapest remedy measured: centre the keys, 384 bytes (KLD {found.plain_kld:.2g} to" in found.sentence
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(sample=2)
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "granite"])
 def test_random_models_raise_no_alarm(name: str) -> None:
     found = inspect_model(small(name), remedies=False)
@@ -133,6 +133,7 @@ def test_what_is_published_is_told_of_its_family(name: str, families: set[str]) 
     assert all("(" in said and said.split(": ")[0] in families for said in known_of(name))
 
 
+@pytest.mark.long("combine", sample=0)
 def test_the_layers_it_names_are_those_whose_exemption_helps(second_model: str) -> None:
     """Keys and values per token at 3 bits ruin the second model; with the named layers in fp16 they do not."""
     model = load(second_model)

@@ -74,7 +74,7 @@ def test_an_fp16_lane_scores_as_transformers_does(small: LoadedModel) -> None:
     assert torch.allclose(alone, plain(small, [1, *follow], len(follow)), atol=2e-3)
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(sample=1)
 @pytest.mark.parametrize("name", LANES)
 def test_likelihoods_are_those_of_a_comparison(small: LoadedModel, name: str) -> None:
     """Whose forced row is fed the context's last token and what follows."""
@@ -100,7 +100,7 @@ def test_what_is_likeliest_is_greedy(small: LoadedModel) -> None:
     assert not scoring.likelihoods(context, [(first + 1) % VOCABULARY])[1]
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(sample=1)
 @pytest.mark.parametrize("name", LANES)
 def test_what_a_lane_writes_is_what_it_writes_in_a_comparison(small: LoadedModel, name: str) -> None:
     *_, found = LaneScoring(small, parse_lane(LANES[name])).written(small.encode(TEXT), 24)
@@ -178,6 +178,7 @@ metric_list: [{{metric: acc}}]
 """
 
 
+@pytest.mark.long("combine", sample=0)
 @pytest.mark.slow
 def test_its_command_line_runs_a_task_of_a_local_file(
     known: type, small: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

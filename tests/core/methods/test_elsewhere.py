@@ -46,7 +46,7 @@ def saved(tmp_path_factory):
     return str(folder)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(sample=4)
 @pytest.mark.parametrize("way", [way for way in ways() if is_code(way.values[0])])
 def test_code_runs_or_lacks_nothing_but_a_package_that_it_names(way, saved, monkeypatch):
     from transformers import AutoModelForCausalLM

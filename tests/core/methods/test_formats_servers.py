@@ -34,7 +34,7 @@ MEASURED = [
 ]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(sample=4)
 @pytest.mark.parametrize(("name", "knobs", "at_64", "at_128", "bits_64", "bits_128"), MEASURED)
 def test_errors_and_bits_are_those_that_others_measured(
     name: str, knobs: dict, at_64: tuple, at_128: tuple, bits_64: tuple, bits_128: tuple

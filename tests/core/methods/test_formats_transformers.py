@@ -63,7 +63,7 @@ def held(layer, stored, window):
     return torch.cat(parts, -2)[0]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(sample=4)
 @pytest.mark.parametrize(("name", "knobs"), CASES, ids=lambda x: x if isinstance(x, str) else str(x))
 def test_every_step_reads_what_transformers_reads(name, knobs):
     prompt, residual, steps = 64, 16, 52

@@ -227,6 +227,7 @@ def test_host_copy_is_listed_apart_and_counted_in_no_bits() -> None:
     assert host_note(measure(once, shape)) is None
 
 
+@pytest.mark.long("combine", sample=6)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("knobs", "options"),

@@ -55,7 +55,7 @@ def model_of(kind: str) -> LoadedModel | None:
     return model
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(sample=4)
 @pytest.mark.long("combine")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_reference_is_what_transformers_computes(kind: str) -> None:
@@ -149,7 +149,7 @@ def test_every_method_runs_or_lacks_a_mechanism(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long("combine")
+@pytest.mark.long("combine", sample=3)
 @pytest.mark.parametrize("kind", KINDS if whole() else (*FEW, "qwen3_next", "falcon_h1", "jamba"))
 def test_known_tokens_are_read_many_at_once_as_one_by_one(kind: str) -> None:
     """Windows and chunks move within a pass, states go on by chunks, readers read what their holder entered."""

@@ -45,7 +45,7 @@ def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max() / expected.std())
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(sample=3)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_logits_are_those_of_the_model_it_was_written_from(tmp_path, kind: str) -> None:
     """Over more tokens than a window has, and in the engine."""
@@ -77,7 +77,7 @@ def test_llama_cpp_computes_the_same_of_the_file(tmp_path, kind: str) -> None:
     assert found < (TABLE if kind in GELU else DELTA if "qwen3_5" in kind else EXACT)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(sample=2)
 @pytest.mark.parametrize(
     ("kind", "keys", "fields"),
     [

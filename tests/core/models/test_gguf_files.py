@@ -32,7 +32,7 @@ def converted(loaded: LoadedModel) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(sample=2)
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_logits_are_those_of_the_model_it_was_written_from(tmp_path, architecture: str, kind: str) -> None:
@@ -52,7 +52,7 @@ def test_a_model_knows_whether_its_files_hold_keys_in_another_order(tmp_path, ar
     assert loaded.ref.interleaved == (not np.array_equal(held, here))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(sample=3)
 @pytest.mark.parametrize("changes", [{"tie_word_embeddings": True}, {"head_dim": 32}, {"num_key_value_heads": 4}])
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_heads_and_embeddings_of_other_shapes(tmp_path, architecture: str, changes: dict) -> None:
@@ -132,7 +132,7 @@ SCALINGS = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(sample=4)
 @pytest.mark.parametrize("name", SCALINGS)
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_rope_is_scaled_as_the_file_says(tmp_path, architecture: str, name: str) -> None:
@@ -199,7 +199,7 @@ def test_a_text_begins_as_the_file_says(tmp_path, keys: dict, first: int | None)
     assert again("def")["input_ids"] == loaded.render("def", None, False)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(sample=2)
 @pytest.mark.parametrize(
     ("pre", "text", "pieces"),
     [

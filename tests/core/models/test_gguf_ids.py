@@ -171,7 +171,7 @@ def test_a_file_is_converted_once_and_says_how_far_it_is(file: Path, monkeypatch
     assert list(prepare(str(file))) == [] and load(str(file)).shape.layers == 2
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(sample=2)
 @pytest.mark.parametrize("damage", ["version", "weights", "tokenizer", "note"])
 def test_what_is_damaged_or_old_is_converted_anew(file: Path, home: Path, monkeypatch, damage: str) -> None:
     loaded = load(str(file))
@@ -235,7 +235,7 @@ def fake_hub(file: Path, monkeypatch) -> list[tuple[str, str | None]]:
     return asked
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(sample=2)
 @pytest.mark.parametrize(
     ("wanted", "name"),
     [

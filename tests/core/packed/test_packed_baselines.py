@@ -21,7 +21,7 @@ CASES = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(sample=3)
 @pytest.mark.parametrize("case", list(CASES))
 def test_a_packed_run_is_the_lane_byte_for_byte(case):
     method, knobs, options = CASES[case]

@@ -28,7 +28,7 @@ CASES = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(sample=3)
 @pytest.mark.parametrize("case", list(CASES))
 def test_a_packed_run_is_the_engines_forced_row(case: str) -> None:
     model, ids = tiny("llama"), prompt_ids(110)

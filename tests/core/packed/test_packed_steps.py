@@ -48,7 +48,7 @@ def again(forward: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     return forward
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(sample=2)
 @pytest.mark.parametrize("name", list(METHODS))
 def test_captured_steps_answer_as_generate_does(model, name):
     given = padded(90, 41, 3)
@@ -95,7 +95,7 @@ def test_what_captured_steps_do_not_do_is_refused(model):
             answer(model, given, cache, custom_generate=captured_steps, **options)
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(sample=1)
 @pytest.mark.parametrize("lengths", [(60,), (60, 33)])
 def test_300_steps_are_the_same_launches_in_the_same_memory(model, lengths, monkeypatch):
     """While the cache grows by segments and packs; of a graph's own memory the kinds are the same. No mask is made,
@@ -144,7 +144,7 @@ def test_addresses_are_multiples_of_16_bytes(model):
                 assert not any(start % 16 for start in starts)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(sample=2)
 @pytest.mark.parametrize("name", [*METHODS, "svdq"])
 def test_guesses_that_failed_leave_nothing_behind(model, name):
     """Prompt lookup is greedy decoding, to the byte; its first call even reads guesses together with the prompt."""
