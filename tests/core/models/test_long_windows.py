@@ -94,6 +94,7 @@ def apart(found: Tensor, expected: Tensor) -> float:
     return ((found - expected).abs().max() / expected.std()).item()
 
 
+@pytest.mark.long("combine", sample=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_long_prompts_are_read_as_transformers_reads_them(kind: str) -> None:
@@ -108,6 +109,7 @@ def test_long_prompts_are_read_as_transformers_reads_them(kind: str) -> None:
     assert apart(lanes[0], reference) < 0.05
 
 
+@pytest.mark.long("combine", sample=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_long_prompts_are_packed_as_lanes_store_them(kind: str) -> None:
@@ -130,6 +132,7 @@ def test_long_prompts_are_packed_as_lanes_store_them(kind: str) -> None:
     assert held == pytest.approx(stored, rel=0.02)  # all tokens of windows, too, where they are packed
 
 
+@pytest.mark.long("combine", sample=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_choice_of_keys_leaves_windows_as_they_are(kind: str) -> None:
@@ -146,6 +149,7 @@ def test_a_choice_of_keys_leaves_windows_as_they_are(kind: str) -> None:
     assert cache is not None and set(cache.selects) == set(model.shape.full)
 
 
+@pytest.mark.long("combine", sample=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gemma3_text", "gemma4_text"])
 def test_long_prompts_go_through_the_cache(kind: str) -> None:

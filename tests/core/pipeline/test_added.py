@@ -49,6 +49,7 @@ def added(model, parent, lanes=(ADDED,), **options) -> tuple[Finished, list[int]
     return told(adding_on(model, parent.record, spec_of(parent.record, lanes), **options))
 
 
+@pytest.mark.long("combine", sample=2)
 @pytest.mark.parametrize(
     ("changes", "lane"),
     [

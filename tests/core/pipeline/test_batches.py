@@ -70,6 +70,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.long("combine", sample=1)
 @pytest.mark.parametrize(
     "changes",
     [{}, {"temperature": 0.9}, {"continuation": PROMPT[:60]}, {"capture": {"detail": "off"}}],

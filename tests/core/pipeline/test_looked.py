@@ -79,6 +79,7 @@ LANES = [
 GROUPS = [LANES[first : first + 8] for first in range(0, len(LANES), 8)]
 
 
+@pytest.mark.long("combine", sample=2)
 @pytest.mark.parametrize("lanes", GROUPS, ids=[group[0].label for group in GROUPS])
 def test_what_rows_left_gives_the_maps_that_a_run_captures_in_every_layer(model, lanes):
     lanes = [lane for lane in lanes if lane.why_not(model.shape) is None]
@@ -150,6 +151,7 @@ def test_a_layer_is_looked_at_by_passes_that_stop_there(smollm, name):
     assert look_held(whole.record, [1], 1) is not None
 
 
+@pytest.mark.long("combine", sample=2)
 @pytest.mark.parametrize("lanes", GROUPS, ids=[group[0].label for group in GROUPS])
 def test_lanes_of_all_kinds_are_led_up_to_a_layer(model, lanes):
     lanes = [lane for lane in lanes if lane.why_not(model.shape) is None]

@@ -17,6 +17,7 @@ if not os.environ.get("KVQ_REQUIRE_BROWSER"):
     pytestmark += [pytest.mark.skipif(find_spec("ray") is None, reason="needs requirements-studies.txt")]
 
 
+@pytest.mark.long("kill", sample=0)
 def test_two_nodes_give_what_one_process_gives_though_one_is_lost(tmp_path):
     import ray
     from ray.cluster_utils import Cluster
