@@ -62,7 +62,9 @@ def _verdict(record: Record, found: Choice) -> str:
 
 def _bytes(record: Record, index: int) -> str:
     memory = record.lanes[index].memory
-    return f"{percent(memory.kv_ratio if memory else None)} of the bytes"
+    ratio = memory.kv_ratio if memory else None
+    told = f"{percent(ratio)} of the bytes"
+    return told if ratio is None or ratio < 1 else f"{told}, which saves nothing at this length"
 
 
 def _beyond(record: Record, found: Choice) -> str:

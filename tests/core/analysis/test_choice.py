@@ -5,6 +5,7 @@ import pytest
 
 from kvq_core.analysis.choice import PLANNED_BATCH, PLANNED_TOKENS, choose, planned_bytes, tier_of
 from tests.support.ui_record_factory import make_run
+from ui.words.answer import answer
 
 
 def of(klds: list[float], ratios: list[float], scored: int = 63):
@@ -56,3 +57,10 @@ def test_planned_bytes_are_those_of_the_whole_cache():
     tokens = PLANNED_TOKENS * PLANNED_BATCH
     assert full == 2 * env.layers * env.kv_heads * env.head_dim * 2 * tokens
     assert 0.1 * full < stored < 0.5 * full  # two bits with their scales, and windows that hardly count at this length
+
+
+@pytest.mark.parametrize(("ratio", "told"), [(0.6, "at 60 % of the bytes."), (1.18, "118 % of the bytes, which saves")])
+def test_an_answer_that_saves_nothing_says_so(ratio, told):
+    record, arrays = of([0.005, 0.5], [ratio, 0.1])
+    said = answer(record, arrays)
+    assert said.lane == 0 and told in said.sentence and ("saves nothing" in said.sentence) == (ratio > 1)
