@@ -112,6 +112,7 @@ def test_back_leads_to_the_run_before_and_to_the_form(quick, open_page):
     page.wait_for_function(shown, arg=runs[0])
 
 
+@pytest.mark.long("page", sample=0)
 def test_a_preset_differs_from_the_run_until_it_is_run(quick, open_page):
     page = open_page(f"{quick}/?preset=first-look")
     page.wait_for_selector("#lane-row-4")

@@ -20,6 +20,7 @@ def compared(real_model, tmp_path_factory):
     return result, folder, store
 
 
+@pytest.mark.long("combine", sample=0)
 def test_a_lane_is_added_to_a_stored_run(compared, here, monkeypatch):
     _, folder, store = compared
     monkeypatch.setenv("KVQ_STORE", store)

@@ -181,6 +181,7 @@ def test_without_a_connection_what_was_downloaded_is_used(hub: Hub, monkeypatch)
     assert "could not be had from the Hub" in said and "the connection" in said
 
 
+@pytest.mark.long("combine", sample=0)
 @pytest.mark.slow
 def test_the_command_line_does_all_of_it(hub: Hub, tmp_path) -> None:
     told = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(tmp_path / "own"), "HF_HUB_OFFLINE": "0"}

@@ -73,6 +73,7 @@ def die(work: Work) -> None:
     os._exit(9)
 
 
+@pytest.mark.long("kill", sample=0)
 @pytest.mark.slow
 def test_shards_meet_in_one_store_though_one_was_killed(model, tmp_path, monkeypatch, capsys):
     place, place_of_runs = write_study(tmp_path / "s.json", study_data(model, 6)), tmp_path / "store"
@@ -96,6 +97,7 @@ def test_shards_meet_in_one_store_though_one_was_killed(model, tmp_path, monkeyp
     assert len(list(place_of_runs.glob("[0-9a-f]*/manifest.json"))) == 6 and len(told["groups"]) == 4
 
 
+@pytest.mark.long("kill", sample=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_ctrl_c_leaves_everything_usable_and_the_same_command_goes_on(model, store, tmp_path, workers):

@@ -110,6 +110,7 @@ def test_the_command_writes_the_page_or_one_line(capsys):
     assert out == "" and err.startswith("error: ") and len(err.splitlines()) == 1
 
 
+@pytest.mark.long("page", sample=0)
 @pytest.mark.slow
 def test_the_command_embed_hands_over_to_the_pages_program(capfd):
     assert cli(["embed", SHIPPED[0], "--view", "rate", "--link", "https://example.org"]) == 0

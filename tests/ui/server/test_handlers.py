@@ -39,6 +39,7 @@ def first(component):
     return None if isinstance(component, gr.State) else getattr(component, "value", None)
 
 
+@pytest.mark.long("fuzz", sample=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["as at first", "nothing", "a text", "a number", "a list"])
 def test_a_handler_that_is_called_first_answers_or_refuses_in_a_sentence(page, caplog, kind):

@@ -68,6 +68,7 @@ def test_a_folder_that_was_cleared_away_comes_back_private(temporary):
     assert path.read_bytes() == b"1" and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
+@pytest.mark.long("kill", sample=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("end", "statuses"), [(signal.SIGTERM, {143}), (signal.SIGINT, {0, 130})])
 def test_a_server_that_is_ended_leaves_nothing(temporary, end, statuses):
