@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = ".writing-"  # of files being written; one that a killed writer left behind can be removed
+REMOVALS = 5  # tries: who looked a run up just before it was moved away may put a file beside it meanwhile
 LEFT_S = 3600.0  # what is being written and older than this was left by a killed writer
 _SEAL = hashlib.sha256().digest_size
 
@@ -55,7 +56,10 @@ def folder_aside(parent: Path, name: str) -> Iterator[Path]:
         new.chmod(0o755)  # mkdtemp's are for their owner alone
         yield new
     finally:
-        shutil.rmtree(new, ignore_errors=True)
+        for _ in range(REMOVALS):
+            shutil.rmtree(new, ignore_errors=True)
+            if not new.exists():
+                break
 
 
 def sync_folder(folder: Path) -> None:

@@ -60,3 +60,18 @@ def test_a_flipped_bit_in_a_memo_is_noticed(tmp_path):
 def test_a_memo_that_cannot_be_written_costs_nothing(tmp_path):
     (tmp_path / "file").write_text("in the way")
     assert not files.keep_memo(Path(tmp_path / "file" / "memo"), 1)
+
+
+def test_a_file_that_comes_while_a_folder_is_removed_goes_with_it(tmp_path, monkeypatch):
+    """As of somebody who looked a run up just before it was moved there."""
+    rmdir, came = os.rmdir, []
+
+    def late(path, **how):
+        if not came:
+            came.append((next(tmp_path.iterdir()) / "late").write_text("looked at"))
+        rmdir(path, **how)
+
+    monkeypatch.setattr(os, "rmdir", late)
+    with files.folder_aside(tmp_path, "run") as new:
+        (new / "removed").mkdir()
+    assert came and list(tmp_path.iterdir()) == []
