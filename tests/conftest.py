@@ -44,7 +44,7 @@ _TOGETHER = ("ui/api/",)  # how the names of files begin that share what their c
 # served by the worker itself
 _APART = tuple(
     f"browser/test_{name}.py"
-    for name in ("acting", "form", "keeping", "lanes", "late", "reading_words", "runs", "span", "waiting")
+    for name in ("acting", "form", "keeping", "lanes", "late", "late_acts", "reading_words", "runs", "span", "waiting")
 )
 LONGEST = (
     _SERVED,

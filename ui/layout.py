@@ -114,10 +114,11 @@ def build_ui(services: Services) -> gr.Blocks:
         wire_look(page.look, page.setup, page.lanes, page.launch.estimate, services)
         wire_training(page.trainer, page.setup, page.lanes, services)
         wire_estimate(page.launch, page.setup, page.lanes, services)
-        wire_run(page.launch, page.setup, page.lanes, page.cards, page.status, page.run, services)
+        parts = (page.launch, page.setup, page.lanes, page.cards, page.status, page.run, _gone(page))
+        wire_run(*parts, page.views.on_page, services)
         wire_views(page.views, page.run, services)
-        wire_table(page.cards, page.run, page.views)
-        wire_learn(page.learn, page.run)
+        wire_table(page.cards, page.run)
+        wire_learn(page.learn, page.run, page.views.on_page, services)
         wire_differs(page.differs, page.setup, page.lanes, page.run, page.launch.ticket, services)
         wire_history(page.past)
         wire_act(page.act, page.views, page.run, services)
@@ -160,12 +161,19 @@ def _arrange(services: Services) -> Page:
     return Page(*upper, *lower)
 
 
+def _gone(page: Page) -> dict[Any, Any]:
+    """What goes from the page when a run begins, with its updates: it is of the run before."""
+    parts = (page.share.link, page.share.private, page.share.more, page.beside.more)
+    return {**dict.fromkeys(parts, gr.update(visible=False)), page.header: markup("")}
+
+
 def _wire_shown(page: Page, services: Services) -> None:
     """Show a run: one that has just finished, or one a link names."""
 
     def show(request: gr.Request, shown: dict[str, Any], opened: str, on_page: OnPage, *values: Any) -> list[Any]:
         if not shown.get("run"):
             return [gr.skip()] * len(outputs)
+        on_page.shown = shown
         try:
             record, arrays = services.records.whole(shown)
             drawn = services.records.drawn(shown)
@@ -186,13 +194,13 @@ def _wire_shown(page: Page, services: Services) -> None:
             finished_cards(*drawn),
             along_html(*drawn),
             *show_scorecard(record, arrays, services),
-            *show_step_of_run(shown),
+            *show_step_of_run(shown, on_page.step),
             *fit(page.views, *drawn, shown, on_page, opened, values[len(page.views.selection) :]),
         ]
-        # Run was pressed while this one was drawn, whether a run of this page or the one that an address or an empty
-        # page opens: its results would stand over the next one's answers. A step of the tour is asked for afterwards.
+        # Run was pressed while this one was drawn, whether a run of this page, the one that an address or an empty page
+        # opens, or a step of the tour: its results would stand over the next one's answers.
         ticket = None if shown.get("ticket", "link") == "link" else shown["ticket"]
-        late = "step" not in shown and not services.jobs.is_newest(request.session_hash or "", ticket)
+        late = not services.jobs.is_newest(request.session_hash or "", shown.get("after", ticket))
         return [gr.skip()] * len(outputs) if late else found
 
     def keep(shown: dict[str, Any], kept: Any) -> list[Any]:
@@ -251,8 +259,9 @@ def _wire_visit(blocks: gr.Blocks, page: Page, places: tuple[StudyPlace, DecideP
             )
         return shown, message, learn, form
 
-    def bring(kept: Any, request: gr.Request) -> Any:
+    def bring(kept: Any, on_page: OnPage, request: gr.Request) -> Any:
         shown = visited(kept, request)[0]
+        on_page.step = None if shown is None else shown.get("step")
         own = added_here(services, shown["run"], kept) if shown else []
         return {**shown, "own": own} if shown and own else shown or gr.skip()
 
@@ -276,7 +285,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, places: tuple[StudyPlace, DecideP
         *form_outputs(page.setup, page.lanes),
     ]
     # The run by itself: what shows it is asked for at once, not after the browser has filled the whole form.
-    brought = blocks.load(bring, page.past.kept, page.run, **SWIFT)
+    brought = blocks.load(bring, [page.past.kept, page.views.on_page], page.run, **SWIFT)
     brought.then(lambda shown: gr.skip() if shown.get("run") else canvas(10), page.run, page.plotly, **SWIFT)
     arrived = blocks.load(arrive, [page.past.kept, page.draft], outputs, js=VISIT_JS, **SWIFT)
     wire_visit(places[0], arrived)
@@ -284,7 +293,4 @@ def _wire_visit(blocks: gr.Blocks, page: Page, places: tuple[StudyPlace, DecideP
     blocks.load(None, None, None, js=PAGE_JS)
     blocks.load(listed, page.past.kept, page.past.outputs, **SWIFT)
     blocks.unload(leave)
-    hidden = [page.share.link, page.share.private, page.share.more, page.beside.more]
-    begun = [*[gr.update(visible=False)] * len(hidden), markup("")]
-    page.launch.ticket.change(lambda: begun, None, [*hidden, page.header], **SWIFT)
     page.launch.run.click(None, None, None, js=TO_ANSWERS, **SWIFT)

@@ -27,7 +27,7 @@ from ui.service.line import Place as InLine
 from ui.service.records import drawn_lanes
 from ui.service.services import QUIET, SWIFT, Services, visitor
 from ui.service.streams import with_empty_end
-from ui.views.tabs import Views
+from ui.views.tabs import OnPage, Views
 from ui.views.taking import read
 
 ACTING = JobPanel("acting", "Try", "Computing", ("Cancelled", "warn", None, "The run is as it was."))
@@ -44,12 +44,12 @@ class ActPanel:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a page has in view when something is done."""
+    """What a page has in view when something is done; ``on_page`` tells what it has by the time that this is over."""
 
     shown: dict[str, Any]
-    opened: str
     at: tuple[Any, Any, Any]
     pick: Any
+    on_page: OnPage
 
 
 def create_act() -> ActPanel:
@@ -81,9 +81,9 @@ def wire_act(panel: ActPanel, views: Views, shown: gr.State, services: Services)
         return [made, tried_html(_came(services, shown))]
 
     async def act(
-        raw: str, pick: str, shown: dict[str, Any], opened: str, layer: Any, head: Any, token: Any, request: gr.Request
+        raw: str, pick: str, shown: dict[str, Any], page: OnPage, layer: Any, head: Any, token: Any, request: gr.Request
     ) -> AsyncGenerator[list[Any]]:
-        asked = _Asked(shown, opened, (layer, head, token), pick)
+        asked = _Asked(shown, (layer, head, token), pick, page)
         session, who = ACTING.session(request), visitor(request)
         async for update in with_empty_end(stream(read(raw), asked, session, who, services)):
             yield update
@@ -91,7 +91,7 @@ def wire_act(panel: ActPanel, views: Views, shown: gr.State, services: Services)
     inputs = [panel.told, views.pick, shown, *views.selection]
     places = [*(part.change for part in (*views.selection, views.pick, panel.told)), shown.change]
     gr.on(places, offer, inputs, [panel.offers, panel.tried], **QUIET, trigger_mode="always_last", concurrency_limit=4)
-    done = [panel.told, views.pick, shown, views.open, *views.selection]
+    done = [panel.told, views.pick, shown, views.on_page, *views.selection]
     panel.told.change(act, done, [panel.status, shown], **SWIFT, trigger_mode="multiple")
 
 
@@ -206,31 +206,40 @@ def _chosen(told: dict[str, Any], record: Record, arrays: Arrays, index: int, as
 
 
 def _joined(event: Finished, label: str, do: str, asked: _Asked, services: Services) -> list[Any]:
-    """The run with what was computed: its lanes are drawn anew, at the selection and the view in sight."""
+    """The run with what was computed: its lanes are drawn anew. Not over another run that is in sight by now."""
     if event.unkept:
         return [notice("It was computed, but not kept", event.unkept), gr.skip()]
     run, shown = event.record.id, _in_sight(asked)
+    if shown is None:
+        return [line("Computed", "done", detail=f"It is among the lanes of run {asked.shown['run']}."), gr.skip()]
     shown["own"] = list(dict.fromkeys([*shown.get("own", ()), run]))
     shown["without"] = [gone for gone in shown.get("without", ()) if gone != run]
     if do == "map":
-        return [line("Looked at", "done", detail="The maps of that layer are kept with the run."), shown]
+        return [line("Looked at", "done", detail="The maps of that layer are kept with the run."), _shows(shown, asked)]
     if do == "why":
         said = line(f"What the damage of {label} comes from is measured", "done", detail="Its card says it.")
-        return [said, {**shown, "view": "verdicts"}]
+        return [said, _shows(shown, asked)]
     lane = event.record.lanes[0]
     entry = {"run": run, "of": label, "label": lane.label, "made": not event.reused}
     shown["tried"] = [*(told for told in shown.get("tried", ()) if told["run"] != run), entry]
-    shown = _drawn_too(shown, run, services)
+    shown = _shows(_drawn_too(shown, run, services), asked)
     if lane.status != "done":
         return [notice(f"{lane.label} failed", lane.error or "It was not computed."), shown]
     return [line("Computed", "done", detail=f"{lane.label} stands among the lanes now."), shown]
 
 
-def _in_sight(asked: _Asked) -> dict[str, Any]:
-    """The run shown, as it will be shown again: at its selection and view."""
-    layer, head, token = asked.at
-    kept = {name: value for name, value in asked.shown.items() if name != "home"}
-    return {**kept, "view": asked.opened, "at": {"layer": layer, "head": head, "token": token}}
+def _in_sight(asked: _Asked) -> dict[str, Any] | None:
+    """The run as the page shows it now, to be shown again; None where it shows another one."""
+    now = asked.on_page.shown or asked.shown
+    if now.get("run") != asked.shown["run"]:
+        return None
+    return {**{name: value for name, value in now.items() if name != "home"}, "stays": True}
+
+
+def _shows(shown: dict[str, Any], asked: _Asked) -> dict[str, Any]:
+    """What the page shows in a moment, for whatever else is done on it meanwhile."""
+    asked.on_page.shown = shown
+    return shown
 
 
 def _drawn_too(shown: dict[str, Any], run: str, services: Services) -> dict[str, Any]:
@@ -245,16 +254,16 @@ def _drawn_too(shown: dict[str, Any], run: str, services: Services) -> dict[str,
 
 def _undone(told: dict[str, Any], asked: _Asked, services: Services) -> dict[str, Any]:
     """The run without a lane that was tried here, which is removed where this page made it. Raises KvqError."""
-    entry = next((tried for tried in asked.shown.get("tried", ()) if tried["run"] == told.get("run")), None)
+    shown = _in_sight(asked) or {}
+    entry = next((tried for tried in shown.get("tried", ()) if tried["run"] == told.get("run")), None)
     if entry is None:
         raise SpecError("That lane was not tried on this page.")
     if entry["made"]:
-        services.records.take_back(entry["run"], asked.shown["run"])
-    shown = _in_sight(asked)
+        services.records.take_back(entry["run"], shown["run"])
     shown.pop("lanes", None)
     shown["tried"] = [tried for tried in shown["tried"] if tried is not entry]
     shown["own"] = [run for run in shown.get("own", ()) if run != entry["run"]]
-    return {**shown, "without": [*shown.get("without", ()), entry["run"]]}
+    return _shows({**shown, "without": [*shown.get("without", ()), entry["run"]]}, asked)
 
 
 def _came(services: Services, shown: dict[str, Any]) -> list[tuple[dict[str, Any], Any]]:

@@ -15,7 +15,6 @@ from ui.html.escape import FULL_SHADE_NATS, SHADES
 from ui.html.lane_table import lane_table
 from ui.service.records import drawn_lanes
 from ui.service.services import SWIFT
-from ui.views.tabs import Views
 
 STAGE = "(stage) => window.kvq?.stage(stage)"
 SCALE = "".join(f'<span class="k{k}"></span>' for k in range(SHADES + 1))
@@ -93,25 +92,19 @@ def all_lanes(record: Record, arrays: Arrays, shown: dict[str, Any]) -> str:
     return lane_table(record, arrays, drawn_lanes(record, shown), bool(shown.get("lanes")))
 
 
-def wire_table(panel: AnswerCards, shown: gr.State, views: Views) -> None:
-    """Draw the lanes chosen in the table, with the selection and the view that are open."""
+def wire_table(panel: AnswerCards, shown: gr.State) -> None:
+    """Draw the lanes chosen in the table; the selection and the view stay."""
 
-    def draw(raw: str, shown: dict[str, Any], opened: str, layer: Any, head: Any, token: Any) -> Any:
+    def draw(raw: str, shown: dict[str, Any]) -> Any:
         try:
             asked = json.loads(raw)["lanes"]
         except (TypeError, ValueError, KeyError, RecursionError):  # what a browser sends is anybody's text
             return gr.skip()
         if not shown.get("run") or not isinstance(asked, list):
             return gr.skip()
-        return {
-            **shown,
-            "lanes": asked[:MAX_LANES],
-            "view": opened,
-            "at": {"layer": layer, "head": head, "token": token},
-        }
+        return {**shown, "lanes": asked[:MAX_LANES], "stays": True}
 
-    inputs = [panel.drawn, shown, views.open, *views.selection]
-    panel.drawn.change(draw, inputs, shown, **SWIFT)
+    panel.drawn.change(draw, [panel.drawn, shown], shown, **SWIFT)
 
 
 def finished_cards(record: Record, arrays: Arrays, titled: int = MAX_TITLED) -> str:

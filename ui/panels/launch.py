@@ -106,13 +106,16 @@ def wire_run(
     cards: AnswerCards,
     status: gr.HTML,
     shown: gr.State,
+    gone: dict[Any, Any],
+    on_page: gr.State,
     services: Services,
 ) -> None:
-    """Run: admit and put in line, then show how far the run is until it is over."""
+    """Run: admit and put in line, then show how far the run is until it is over. ``gone``: updates of what is of the
+    run before. They come with the cards: on their own they could come after a run that is over at once."""
     workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="kvq-admission")
 
     async def press(request: gr.Request, *values: Any) -> AsyncGenerator[list[Any]]:
-        *fields, form_lanes, rest = values
+        *fields, form_lanes, rest, on_page = values
         rest_of_them = [gr.skip()] * (len(submitted) - 5)
         status: Any = gr.skip()
         told = None
@@ -133,10 +136,12 @@ def wire_run(
             log_error("run not begun", error)
             yield [notice(REFUSED, unexpected_error()), gr.skip(), status, *RUN.idle(), *rest_of_them]
             return
+        on_page.shown = {"run": None}  # none is, until this one is over: no lane that is computed joins the one before
         start = {"id": job.ticket, "spec": spec.model_dump(mode="json")}
         place = services.line.place(job.ticket)
         doing = RUN.busy("Waiting" if place.ahead else "")
-        yield ["", start, place_line(place.ahead, place.seconds), *doing, stage_html(over=False), LiveCards(spec).html]
+        begun = [stage_html(over=False), LiveCards(spec).html, *gone.values()]
+        yield ["", start, place_line(place.ahead, place.seconds), *doing, *begun]
         yield [gr.skip()] * len(submitted)  # Run and Cancel are the watcher's from here on
 
     async def submit(request: gr.Request, *values: Any) -> AsyncGenerator[list[Any]]:
@@ -159,10 +164,10 @@ def wire_run(
         panel.cancel,
         cards.stage,
         cards.cards,
+        *gone,
     ]
-    gr.on(
-        [panel.run.click, setup["prompt"].submit], submit, [*setup.fields, lanes.lanes, setup.rest], submitted, **SWIFT
-    )
+    form = [*setup.fields, lanes.lanes, setup.rest, on_page]
+    gr.on([panel.run.click, setup["prompt"].submit], submit, form, submitted, **SWIFT)
     watched = [status, panel.run, panel.cancel, shown, panel.notice, cards.cards]
     panel.ticket.change(watch, panel.ticket, watched, **SWIFT, trigger_mode="multiple")
     panel.cancel.click(give_up, None, [status, panel.run, panel.cancel], **SWIFT)

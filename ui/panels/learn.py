@@ -9,12 +9,14 @@ import gradio as gr
 from ui.html.escape import safe
 from ui.panels.tour import TOY, shipped_ids, tour
 from ui.panels.toy import toy_html
-from ui.service.services import SWIFT
+from ui.service.services import QUIET, SWIFT, Services
+from ui.views.tabs import OnPage
 
 # Without the tour the address is that of the run it showed last.
 LEAVE = """() => window.kvqVisit?.follow(new URL(document.querySelector("#share textarea").value).search.slice(1))"""
 TO_VIEWS = """() => setTimeout(() => document.getElementById("learn")?.scrollIntoView({block: "start"}), 60)"""
 CLOSED: dict[str, Any] = {"step": None}
+ORDERED = {**QUIET, "concurrency_limit": 1, "concurrency_id": "tour"}  # the end of the tour comes after its last step
 
 
 @dataclass
@@ -64,9 +66,10 @@ def show_step(number: int) -> list[Any]:
     ]
 
 
-def show_step_of_run(shown: dict[str, Any]) -> list[Any]:
-    """Updates of Learn.outputs when a run is shown: the words of its step come with it, where a step shows it."""
-    return show_step(shown["step"]) if "step" in shown else [gr.skip()] * 4
+def show_step_of_run(shown: dict[str, Any], asked: int | None) -> list[Any]:
+    """Updates of Learn.outputs when a run is shown: the words of its step come with it, where a step shows it. Not of a
+    tour that has gone on, or was ended, since: ``asked`` is the step that is wanted now."""
+    return show_step(shown["step"]) if shown.get("step", -1) == asked else [gr.skip()] * 4
 
 
 def at_step(number: int) -> dict[str, Any]:
@@ -88,20 +91,30 @@ def step_number(value: str) -> int:
     return number - 1 if 0 < number <= len(tour()) else 0
 
 
-def wire_learn(panel: Learn, shown: gr.State) -> None:
+def wire_learn(panel: Learn, shown: gr.State, on_page: gr.State, services: Services) -> None:
     """Back and Next show the step's run in its view; its words come with it, see ``show_step_of_run``."""
 
-    def go(by: int) -> Callable[[dict[str, Any]], list[Any]]:
-        def going(at: dict[str, Any]) -> list[Any]:
+    def go(by: int) -> Callable[..., list[Any]]:
+        def going(at: dict[str, Any], page: OnPage, request: gr.Request) -> list[Any]:
             number = (at.get("step") or 0) + by
             found = place(number) if 0 <= number < len(tour()) else None
-            said = show_step(number) if found is None else [gr.skip()] * 4
-            return [at_step(number), *said, found or gr.skip()]
+            if found is None:
+                page.step = None
+                return [at_step(number), *show_step(number), gr.skip()]
+            page.step = number
+            begun = services.jobs.newest(
+                request.session_hash or ""
+            )  # it is shown over that run, and over none after it
+            return [at_step(number), *[gr.skip()] * 4, {**found, "after": begun}]
 
         return going
 
+    def close(page: OnPage) -> list[Any]:
+        page.step = None
+        return [CLOSED, *show_step(-1)]
+
     for button, by in ((panel.back, -1), (panel.forth, 1)):
-        gone = button.click(go(by), panel.at, [panel.at, *panel.outputs, shown], **SWIFT)
+        gone = button.click(go(by), [panel.at, on_page], [panel.at, *panel.outputs, shown], **ORDERED)
         gone.then(None, None, None, js=TO_VIEWS, **SWIFT)
-    panel.close.click(lambda: [CLOSED, *show_step(-1)], None, [panel.at, *panel.outputs], **SWIFT)
+    panel.close.click(close, on_page, [panel.at, *panel.outputs], **ORDERED)
     panel.close.click(None, None, None, js=LEAVE, **SWIFT)

@@ -41,12 +41,12 @@ class LookPanel:
     look: gr.Button
     cancel: gr.Button
     chosen: gr.Textbox
-    shown: gr.State
+    shown: gr.State  # which look the words are of
+    found: gr.State  # the last look of this page: model and revision asked for, and the inspection
 
     @property
     def outputs(self) -> list[Any]:
-        """Status, both buttons, the words, then which look they are of."""
-        return [self.status, self.look, self.cancel, self.words, self.shown]
+        return [self.status, self.look, self.cancel, self.found]
 
 
 def create_look() -> LookPanel:
@@ -56,7 +56,7 @@ def create_look() -> LookPanel:
         look = gr.Button(LOOKING.start, size="sm", elem_id="look-run")
         cancel = gr.Button("Cancel the look", size="sm", visible=False, elem_id="look-cancel")
         chosen = gr.Textbox(visible="hidden", elem_id="remedy", show_label=False)
-    return LookPanel(words, status, look, cancel, chosen, gr.State(None))
+    return LookPanel(words, status, look, cancel, chosen, gr.State(None), gr.State(None))
 
 
 def wire_look(panel: LookPanel, setup: Setup, lanes: Lanes, estimate: gr.HTML, services: Services) -> None:
@@ -67,7 +67,7 @@ def wire_look(panel: LookPanel, setup: Setup, lanes: Lanes, estimate: gr.HTML, s
     def show(model: str, rest: dict[str, Any], shown: str | None) -> list[Any]:
         asked = str(model or "").strip(), rest.get("revision")
         found = kept_inspection(*asked)
-        told = f"{asked} {found and found.model_hash}"
+        told = _told(asked, found)
         if told == shown:
             return [gr.skip()] * 3
         return ["", look_html(found, fit_here(*asked), _can_look(found)), told]
@@ -91,33 +91,47 @@ def wire_look(panel: LookPanel, setup: Setup, lanes: Lanes, estimate: gr.HTML, s
     shown = [panel.status, panel.words, panel.shown]
     changed = [setup["model"].change, estimate.change]
     gr.on(changed, show, [*form, panel.shown], shown, **QUIET, trigger_mode="always_last", concurrency_limit=2)
-    panel.look.click(work, form, panel.outputs, **SWIFT)
+    looked = panel.look.click(work, form, panel.outputs, **SWIFT)
+    looked.then(settle, [panel.found, *form], [panel.words, panel.shown], **SWIFT)
     panel.cancel.click(give_up, None, [panel.status, panel.look, panel.cancel], **SWIFT)
     panel.chosen.change(add, [panel.chosen, *form, lanes.lanes], lanes.outputs, **ADDING)
+
+
+def settle(found: tuple[tuple[str, str | None], Inspection] | None, model: str, rest: dict[str, Any]) -> list[Any]:
+    """What a look found, unless the form has another model by now."""
+    asked = str(model or "").strip(), rest.get("revision")
+    if found is None or found[0] != asked:
+        return [gr.skip()] * 2
+    return [look_html(found[1], fit_here(*asked), _can_look(found[1])), _told(asked, found[1])]
 
 
 async def stream(
     model: str, revision: str | None, session: str, visitor: str, services: Services
 ) -> AsyncGenerator[list[Any]]:
-    """Updates of status, button, Cancel and words while a model is looked at."""
+    """Updates of status, button, Cancel and what was found while a model is looked at."""
     try:
         job = services.enter(partial(services.look, model, revision), session, visitor)
     except KvqError as error:
-        yield [notice("The model cannot be looked at", str(error)), *LOOKING.idle(), gr.skip(), gr.skip()]
+        yield [notice("The model cannot be looked at", str(error)), *LOOKING.idle(), gr.skip()]
         return
     services.jobs.watch(job.ticket)  # this page follows it
-    yield [place_line(*astuple(services.line.place(job.ticket))), *LOOKING.busy(), gr.skip(), gr.skip()]
+    yield [place_line(*astuple(services.line.place(job.ticket))), *LOOKING.busy(), gr.skip()]
     found: list[Inspection] = []
 
     def show(news: list[Any]) -> Iterator[list[Any]]:
         found.extend(event for event in news if isinstance(event, Inspection))
         if isinstance(news[-1], Looking):
-            yield [progress_line(news[-1]), *LOOKING.busy(), gr.skip(), gr.skip()]
+            yield [progress_line(news[-1]), *LOOKING.busy(), gr.skip()]
 
-    async for update in LOOKING.updates(job, services, 2, show):
+    async for update in LOOKING.updates(job, services, 1, show):
         yield update
     if not job.replaced:
         yield _end(job, found, (model, revision))
+
+
+def _told(asked: tuple[str, str | None], found: Inspection | None) -> str:
+    """Which look the words are of."""
+    return f"{asked} {found and found.model_hash}"
 
 
 def _can_look(found: Inspection | None) -> bool:
@@ -127,11 +141,10 @@ def _can_look(found: Inspection | None) -> bool:
 def _end(job: Job, found: list[Inspection], asked: tuple[str, str | None]) -> list[Any]:
     """How it ended."""
     if found:
-        words = look_html(found[-1], fit_here(*asked), _can_look(found[-1]))
-        return ["", *LOOKING.idle(), words, f"{asked} {found[-1].model_hash}"]
+        return ["", *LOOKING.idle(), (asked, found[-1])]
     error = LOOKING.failure(job)
     said = LOOKING.cancelled_line() if error is None else notice("The model cannot be looked at", error)
-    return [said, *LOOKING.idle(), gr.skip(), gr.skip()]
+    return [said, *LOOKING.idle(), gr.skip()]
 
 
 def progress_line(event: Looking) -> str:

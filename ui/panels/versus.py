@@ -74,7 +74,7 @@ def wire_versus(
 
     def linked(shown: dict[str, Any], kept: Any, request: gr.Request) -> list[Any]:
         """A run has come into view; with another beside it where the link names one."""
-        if not shown.get("run"):
+        if not shown.get("run") or shown.get("stays"):
             return [gr.skip()] * 3
         if not (other := shown.get("vs")):
             return [gr.update(visible=True, open=False), gr.update(value=None), ""]

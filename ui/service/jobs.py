@@ -154,6 +154,11 @@ class Jobs:
             job.taken.set()
         return job
 
+    def newest(self, session: str) -> str | None:
+        """The ticket of the job that a session began last; None where nobody watches it any more."""
+        found = self._newest.get(session)
+        return None if found is None else found.ticket
+
     def is_newest(self, session: str, ticket: str | None) -> bool:
         """Whether a session has begun nothing after this ticket's job; of None, whether nothing that is watched yet."""
         newest = self._newest.get(session)

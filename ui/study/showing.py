@@ -24,7 +24,7 @@ def wire_shown(place: StudyPlace) -> None:
     """Draw the study, or another of its models; share it."""
     result, services = place.result, place.studies.services
 
-    def show(shown: StudyShown, model: str | None, mine: Any) -> list[Any]:
+    def show(shown: StudyShown, mine: Any) -> list[Any]:
         found = place.found(shown)
         if shown is None or found is None:
             return [gr.skip()] * len(outputs)
@@ -32,7 +32,7 @@ def wire_shown(place: StudyPlace) -> None:
         if shown.get("own"):
             kept = remember(mine, found, key_for(services, found.id))
         closed = gr.update(visible=hidden(services, found.id))
-        return [*drawn(shown, model), *files_of(found, services), closed, kept, mine_html(kept)]
+        return [*files_of(found, services), closed, kept, mine_html(kept)]
 
     def drawn(shown: StudyShown, model: str | None) -> list[Any]:
         found = place.found(shown)
@@ -50,9 +50,11 @@ def wire_shown(place: StudyPlace) -> None:
 
     picked = [result.shown, result.model]
     figures = [*result.outputs, place.cell.prompt]
-    outputs = [*figures, *result.files, result.private, place.mine, place.listing]
-    result.shown.change(show, [*picked, place.mine], outputs, **QUIET, concurrency_limit=4)
-    result.model.input(drawn, picked, figures, **QUIET, concurrency_limit=4, trigger_mode="always_last")
+    outputs = [*result.files, result.private, place.mine, place.listing]
+    # One event for both: a model that is picked while the first is drawn is drawn after it.
+    drawing = {**QUIET, "concurrency_limit": 4, "trigger_mode": "always_last"}
+    gr.on([result.shown.change, result.model.input], drawn, picked, figures, **drawing)
+    result.shown.change(show, [result.shown, place.mine], outputs, **QUIET, concurrency_limit=4)
     result.share.click(publish, [result.shown, place.mine], [result.link, result.private], **SWIFT)
 
 

@@ -48,6 +48,8 @@ class OnPage:
     be at work: what was asked for last holds."""
 
     at: tuple[str, Selection] | None = None  # run and selection asked for last
+    shown: dict[str, Any] | None = None  # the run shown last, or in a moment
+    step: int | None = None  # of the tour that is asked for
     keys: dict[str, list[Any]] = field(default_factory=dict)  # what each view is or is being drawn for, see View.key
     picks: dict[str, float] = field(
         default_factory=dict
@@ -220,10 +222,15 @@ def fit(
     values: Sequence[Any],
 ) -> list[Any]:
     """The selection's sliders spanning the run, where ``shown`` says or there is most to see; the pickers with its
-    lanes; and the open view drawn, unless it waits for its pickers to follow the run.
+    lanes; and the open view drawn, unless it waits for its pickers to follow the run. A run that ``stays`` in sight
+    with other lanes leaves view and selection to whoever moves them.
 
     ``values`` is what the pickers hold.
     """
+    if shown.get("stays") and on_page.at is not None and on_page.at[0] == record.id:
+        fitted = [update for view in panel.views if view.fit for update in view.fit(record)]
+        pickers = [{name: part for name, part in update.items() if name != "value"} for update in fitted]
+        return [*[gr.skip()] * 5, *pickers, *_draw_one(panel, opened, record, arrays, on_page, on_page.at[1], values)]
     at, env = start(record, arrays), record.environment
     if asked := shown.get("at"):
         at = read_selection(record, *({**asdict(at), **asked}[name] for name in ("layer", "head", "token")))

@@ -135,8 +135,8 @@ def test_no_drawing_is_left_out_while_another_is_at_work(page):
 def test_a_step_sets_its_words_and_the_selection_at_once(page, number):
     """In one answer; before it nothing of the step is on the page."""
     [show] = handlers(page, "_wire_shown.<locals>.show")
-    shown, on_page = place(number), OnPage()
-    request = SimpleNamespace(headers={}, url="http://x.example/", request=None)
+    shown, on_page = place(number), OnPage(step=number)
+    request = SimpleNamespace(headers={}, url="http://x.example/", request=None, session_hash="")
     answer = show.fn(request, shown, "verdicts", on_page, *[part.value for part in show.inputs[3:]])
     said = dict(zip([getattr(o, "elem_id", None) or i for i, o in enumerate(show.outputs)], answer, strict=True))
     words = [value for value in said.values() if isinstance(value, str) and f"step {number + 1} of" in value]
@@ -151,7 +151,7 @@ def test_a_step_sets_its_words_and_the_selection_at_once(page, number):
 @pytest.mark.slow
 def test_next_says_nothing_before_its_run_is_shown(page):
     _, forth = handlers(page, "wire_learn.<locals>.go.<locals>.going")
-    answer = forth.fn({"step": 3})
+    answer = forth.fn({"step": 3}, OnPage(), SimpleNamespace(session_hash=""))
     assert answer[0] == {"step": 4} and answer[-1]["step"] == 4 and all(part == gr.skip() for part in answer[1:-1])
 
 
