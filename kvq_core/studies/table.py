@@ -17,7 +17,7 @@ from kvq_core.models import available_models
 from kvq_core.pipeline.compare import compare
 from kvq_core.presets import FOLDER
 from kvq_core.record.arrays import Arrays, array
-from kvq_core.record.fields import Record
+from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.store.store import Store
 from kvq_core.studies.cells import Cell, Plan
 from kvq_core.studies.spec import StudySpec, read_study
@@ -25,8 +25,13 @@ from kvq_core.studies.spec import StudySpec, read_study
 FILE = FOLDER / "table" / "study.toml"
 QUICK_TOKENS = 32
 ONE_IN = 20  # cells, of which one is computed again
-NEAR = 1e-3  # relative, and SMALL absolute in nats: what other threads and processors move the KLD of a token by
-SMALL = 1e-5
+# What another processor moves, measured between AVX2 and SSE on one cell of 64 lanes: one lane's mean KLD by .39 of
+# itself, for what rounds otherwise is stored at another level, and the lane in the middle by .003. Bytes stay, but for
+# widths that follow the data.
+FACTOR = 2.0
+NEAR = 0.05
+SMALL = 1e-4  # nats, under which nothing is told apart
+BYTES_NEAR = 0.02
 # How labels of lanes begin that are at matched settings, and what the table calls these.
 SETTINGS = {"4.5 bits: ": "matched bytes", "4 + 64: ": "matched windows", "": "as shipped, or as its paper gives it"}
 Each = TypeVar("Each")
@@ -105,14 +110,27 @@ def _compared(cell: Cell, known: Record, arrays: Arrays) -> Checked:
         return Checked(cell.id, cell.prompt.id, None, str(error))
     if fresh.record.reference.token_ids != known.reference.token_ids:
         return Checked(cell.id, cell.prompt.id, None, "the reference's answer is another")
-    most = 0.0
-    for at, lane in enumerate(known.lanes):
+    most, moved = 0.0, []
+    for at, (lane, again) in enumerate(zip(known.lanes, fresh.record.lanes, strict=True)):
         one, other = (array(each, f"lane/{at}/kld") for each in (fresh.arrays, arrays))
         if one is None or other is None or one.shape != other.shape:
             if one is not other:
                 return Checked(cell.id, cell.prompt.id, None, f"{lane.label} is scored otherwise")
             continue
         most = max(most, float(np.abs(one - other).max(initial=0.0)))
-        if not np.allclose(one, other, rtol=NEAR, atol=SMALL):
-            return Checked(cell.id, cell.prompt.id, most, f"{lane.label}: the KLD of a token is {most:.2g} nats off")
+        if why := _differs(float(one.mean()), float(other.mean()), again, lane):
+            return Checked(cell.id, cell.prompt.id, most, why)
+        moved.append(abs(one.mean() - other.mean()) / max(one.mean(), other.mean(), SMALL))
+    if moved and (middle := float(np.median(moved))) > NEAR:
+        return Checked(cell.id, cell.prompt.id, most, f"half of the lanes' KLD are {middle:.0%} off or more")
     return Checked(cell.id, cell.prompt.id, most, None)
+
+
+def _differs(here: float, told: float, again: LaneRecord, lane: LaneRecord) -> str | None:
+    """What no other processor explains: bytes, or a mean KLD that is another number altogether."""
+    own, theirs = (each.memory.kv_ratio if each.memory else 0.0 for each in (again, lane))
+    if not np.isclose(own, theirs, rtol=BYTES_NEAR, atol=0):
+        return f"{lane.label}: {theirs:.1%} of the bytes, and {own:.1%} here"
+    if abs(here - told) > SMALL and max(here, told) > FACTOR * min(here, told):
+        return f"{lane.label}: a mean KLD of {told:.2g} nats, and {here:.2g} here"
+    return None

@@ -89,7 +89,30 @@ def test_a_submitted_table_is_computed_again_in_part(done):
     assert {each.run for each in found} < {cell.id for cell in result.plan.cells}
 
 
-def test_a_figure_that_was_changed_is_found(done, tmp_path):
+def less_kld(record, arrays):
+    return record, {**arrays, "lane/0/kld": arrays["lane/0/kld"] * 0.4}
+
+
+def fewer_bytes(record, arrays):
+    memory = record.lanes[0].memory
+    memory = memory.model_copy(update={"kv_ratio": memory.kv_ratio * 0.9})
+    lanes = [record.lanes[0].model_copy(update={"memory": memory}), *record.lanes[1:]]
+    return record.model_copy(update={"lanes": lanes}), arrays
+
+
+def all_a_tenth_less(record, arrays):
+    return record, {name: x * 0.9 if name.endswith("/kld") else x for name, x in arrays.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (less_kld, "Per token 4: a mean KLD of"),
+        (fewer_bytes, "% of the bytes, and"),
+        (all_a_tenth_less, "half of the lanes' KLD are 10% off or more"),
+    ],
+)
+def test_a_figure_that_was_changed_is_found(done, tmp_path, change, told):
     """By the cell that is computed again; the checksum of what was changed is right."""
     result, store = done
     other = open_store(str(tmp_path / "submitted"))
@@ -97,9 +120,9 @@ def test_a_figure_that_was_changed_is_found(done, tmp_path):
     for cell in result.plan.cells:
         record, arrays = store.load(cell.id)
         if cell.id in picked:
-            arrays = {**arrays, "lane/0/kld": arrays["lane/0/kld"] * 0.5}
+            record, arrays = change(record, arrays)
         other.save(record, arrays)
-    assert all("Per token 4: the KLD of a token is" in each.why for each in table.checked(result.plan, other))
+    assert all(told in each.why for each in table.checked(result.plan, other))
     other.layout.remove(result.plan.cells[3].id)
     with pytest.raises(StoreError, match="Prompt 'p3' of .* is not in this store"):
         list(table.checked(result.plan, other))
