@@ -52,7 +52,7 @@ endif
 PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest $(ROOM_TESTS) --durations=12 --numprocesses=$(TEST_WORKERS) --no-loadscope-reorder
 
 test: setup-dev
-	$(PYTEST) --session-timeout=2700 $(TEST_ARGS)
+	$(PYTEST) --session-timeout=3300 $(TEST_ARGS)
 
 # No browser, no compiler, no real model, and nothing else that takes most of a second.
 test-fast: setup-dev
