@@ -26,8 +26,8 @@ FILE = FOLDER / "table" / "study.toml"
 QUICK_TOKENS = 32
 ONE_IN = 20  # cells, of which one is computed again
 # What another processor moves, measured between AVX2 and SSE on one cell of 64 lanes: one lane's mean KLD by .39 of
-# itself, for what rounds otherwise is stored at another level, and the lane in the middle by .003. Bytes stay, but for
-# widths that follow the data.
+# itself, for what rounds otherwise is stored at another level, and the lane in the middle by .003. Widths that follow
+# the data may move bytes a little.
 FACTOR = 2.0
 NEAR = 0.05
 SMALL = 1e-4  # nats, under which nothing is told apart
