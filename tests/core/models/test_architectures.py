@@ -165,12 +165,19 @@ def test_known_tokens_are_read_many_at_once_as_one_by_one(kind: str) -> None:
     assert (ahead.decode.rows.ahead is None) is not model.shape.in_chunks and single.decode.rows.ahead is None
     assert ahead.decode.token_ids == single.decode.token_ids
     for own, other in zip(ahead.logits(), single.logits(), strict=True):
-        spread = other.std()
-        assert (own - other).abs().max() < 0.02 * spread and (own - other).abs().median() < 1e-4 * spread
+        off, spread = (own - other).abs(), other.std()
+        assert off.median() < (1e-3 if model.shape.stateful else 1e-4) * spread  # CHUNK_RULE against EXACT
+        assert off.amax(-1).quantile(0.9) < 0.02 * spread
+        # a code that rounds to the next level moves the steps that look at its token: Granite's attention, which is not
+        # divided by the root of head_dim, by up to .05 of the spread
+        assert off.max() < 0.2 * spread
     for own, other in zip(ahead.decode.states, single.decode.states, strict=True):
         assert own.cache is not None and other.cache is not None
         held, expected = ([part.stream.nbytes() for part in cache.parts] for cache in (own.cache, other.cache))
         assert held == expected and own.token_ids == other.token_ids
+        for one, beside in zip(own.cache.parts, other.cache.parts, strict=True):
+            off = (one.stream.decode() - beside.stream.decode()).abs()
+            assert (off > 0.01).float().mean() < 0.01, "few codes round to another level"
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "bamba", "llama4_text", "gemma3n_text"])
