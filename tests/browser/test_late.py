@@ -1,11 +1,14 @@
 """What somebody chooses while the answer to the choice before is under way: it stays, whatever comes late."""
 
+import itertools
 import threading
+import time
 
 import pytest
 
 from tests.browser.pages import VIEWS, run, unfold, wait_status
 from ui import layout
+from ui.views.tabs import OnPage
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
 LATENCY = {"offline": False, "latency": 250, "downloadThroughput": -1, "uploadThroughput": -1}
@@ -19,6 +22,17 @@ PICKS = """(picks) => {
   picks.forEach((pick, at) => setTimeout(() => window.kvq.pick(pick), 40 * at));
 }"""
 PICKERS = "['layer', 'head', 'token'].map(name => document.querySelector(`#pick-${name} input[type=number]`).value)"
+
+
+KEEPS_TOKENS = """() => {
+  window.tokens = [];
+  const look = () => {
+    const { value } = document.querySelector("#pick-token input[type=number]");
+    if (value !== window.tokens.at(-1)) window.tokens.push(value);
+    requestAnimationFrame(look);
+  };
+  look();
+}"""
 
 
 @pytest.fixture
@@ -64,6 +78,29 @@ def test_of_several_picks_each_holds(page):
     page.evaluate(PICKS, [{"layer": 1}, {"token": 5}, {"head": 2}, {"token": 6}])
     page.wait_for_function(f"{PICKERS}.join() == '1,2,6'", timeout=20_000)
     page.wait_for_function("JSON.parse(document.querySelector('#selected [data-at]').dataset.at).token == 6")
+
+
+def test_the_answer_of_an_earlier_pick_does_not_come_last(quick, open_page, monkeypatch):
+    picked, calls = OnPage.picked, itertools.count()
+
+    def slow(*given):
+        holds = picked(*given)
+        time.sleep(1 if next(calls) == 0 else 0)
+        return holds
+
+    page = open_page(quick)
+    page.wait_for_selector("#selected [data-at]", state="attached")
+    page.wait_for_function(f"{PICKERS}.every(Boolean)")
+    monkeypatch.setattr(OnPage, "picked", slow)
+    page.evaluate(KEEPS_TOKENS)
+    page.evaluate("window.kvq.pick({ token: 5 })")
+    page.wait_for_timeout(300)  # asked for, and held
+    page.evaluate("window.kvq.pick({ token: 6 })")
+    page.wait_for_timeout(2000)  # what is late has come; where the machine is slower, the state below is waited for
+    page.wait_for_function("window.tokens.at(-1) === '6'", timeout=20_000)
+    page.wait_for_function("JSON.parse(document.querySelector('#selected [data-at]').dataset.at).token == 6")
+    tokens = page.evaluate("window.tokens")
+    assert tokens.count("6") == 1, tokens
 
 
 @pytest.mark.long("page", sample=0)

@@ -139,8 +139,9 @@ def wire_views(panel: Views, shown: gr.State, services: Services) -> None:
     token = panel.selectors.token
     token.change(None, token, None, js=MARK, **SWIFT)
     inputs = [panel.pick, shown, panel.on_page, *panel.selection]
-    # All of them: a click on a layer and one on a token right after it are two picks of one selection.
-    picking = {**SWIFT, "trigger_mode": "multiple"}
+    # All of them: a click on a layer and one on a token right after it are two picks of one selection. One after the
+    # other: side by side, the answer of an earlier one could come last.
+    picking = {**QUIET, "concurrency_limit": 1, "concurrency_id": "picking", "trigger_mode": "multiple"}
     chosen = panel.pick.change(_picking(services), inputs, panel.selection, **picking)
     chosen.then(*draw, **DRAWING)
     wire_export(panel.export, drawing_inputs_of_view(panel, shown), partial(_with_pickers, panel), services)
