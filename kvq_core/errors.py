@@ -11,6 +11,10 @@ A message is one line and says what was given (``excerpt`` bounds it), what is a
 ``str(error)`` as it is: nothing else about the failure reaches a person.
 """
 
+from collections.abc import Iterable
+
+from rapidfuzz import process
+
 PATH = 200  # characters of a path that messages show
 
 
@@ -52,3 +56,9 @@ def excerpt(given: object) -> str:
 def abbreviate(text: str, most: int = 80) -> str:
     """What somebody gave, in a message: whole if it is short, else its beginning and its end."""
     return text if len(text) <= most else f"{text[: most - 23]}...{text[-20:]}"
+
+
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """The question after an unknown name, with a space before it; empty where no name is near."""
+    near = process.extractOne(given, list(known), score_cutoff=60) if isinstance(given, str) else None
+    return f" Did you mean {near[0]!r}?" if near else ""

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from rapidfuzz import process
 
-from kvq_core.errors import SpecError, excerpt
+from kvq_core.errors import SpecError, did_you_mean, excerpt
 from kvq_core.spec import ComparisonSpec, parse_spec
 
 FOLDER = Path(__file__).resolve().parent.parent / "presets"
@@ -42,9 +41,7 @@ def preset(name: str) -> Preset:
     """The preset of that name. Raises SpecError with the nearest name and the list."""
     known = presets()
     if name not in known:
-        near = process.extractOne(name, list(known))
-        hint = f" Did you mean {near[0]!r}?" if near and near[1] > 60 else ""
-        raise SpecError(f"Unknown preset {excerpt(name)}.{hint} Available: {', '.join(known)}.")
+        raise SpecError(f"Unknown preset {excerpt(name)}.{did_you_mean(name, known)} Available: {', '.join(known)}.")
     return known[name]
 
 

@@ -2,11 +2,12 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
 
-from kvq_core.errors import ModelError
+from kvq_core.errors import ModelError, did_you_mean
 from kvq_core.models import bundled, identity
 from kvq_core.models.choice import KNOWN
 from kvq_core.models.source import Source, portable
@@ -49,8 +50,9 @@ def dtype_here() -> torch.dtype:
 
 def unreadable(id: str, error: Exception) -> ModelError:
     """Of whatever other people's files make their readers raise."""
-    said = " ".join(str(error).split()) or type(error).__name__
+    hint = "" if "/" in id else did_you_mean(id, dict(KNOWN))  # a name of the Hub may be right, and not be reached
+    said = shorten(str(error).rstrip(" .:"), 300, placeholder=" ...") or type(error).__name__
     return ModelError(
-        f"Model {id!r} could not be loaded: {said[:200].rstrip(' .:')}. Check its id or folder, and the connection "
-        f"for a model of the Hub; {DEFAULT_MODEL} needs neither."
+        f"Model {id!r} could not be loaded: {said}. Check its id or folder, and the connection for a model of the Hub; "
+        f"{DEFAULT_MODEL} needs neither.{hint}"
     )

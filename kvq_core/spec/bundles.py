@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from rapidfuzz import process
-
-from kvq_core.errors import SpecError, excerpt
+from kvq_core.errors import SpecError, did_you_mean, excerpt
 from kvq_core.spec.equal import LaneData, equal_bytes, equal_loss
 
 
@@ -78,9 +76,9 @@ def bundle_lanes(given: Any) -> list[LaneData]:
         raise SpecError(f"bundle = {excerpt(given)} is not allowed; give a name: {', '.join(BUNDLES)}.")
     name, options = told["name"], {key: value for key, value in told.items() if key != "name"}
     if name not in BUNDLES:
-        near = process.extractOne(name, list(BUNDLES))
-        hint = f" Did you mean {near[0]!r}?" if near and near[1] > 60 else ""
-        raise SpecError(f"Unknown bundle {excerpt(name)}.{hint} Available: {', '.join(BUNDLES)}.")
+        raise SpecError(
+            f"Unknown bundle {excerpt(name)}.{did_you_mean(name, BUNDLES)} Available: {', '.join(BUNDLES)}."
+        )
     known = BUNDLES[name].options
     for key, value in options.items():
         if key not in known:

@@ -4,10 +4,9 @@ from zlib import crc32
 
 from numpy.random import default_rng
 from pydantic import ValidationError
-from rapidfuzz import process
 
 from kvq_core.complaints import first_line
-from kvq_core.errors import SpecError, excerpt
+from kvq_core.errors import SpecError, did_you_mean, excerpt
 from kvq_core.studies.prompts import Prompt
 from kvq_core.studies.tasks.extraction import Extraction
 from kvq_core.studies.tasks.long_answer import Long
@@ -57,7 +56,5 @@ def suite(name: str, n: int = 40, seed: int = 0, **options: object) -> tuple[Pro
 
 def _known(name: str) -> type[Suite]:
     if name not in SUITES:
-        near = process.extractOne(name, list(SUITES)) if isinstance(name, str) else None
-        hint = f" Did you mean {near[0]!r}?" if near and near[1] > 60 else ""
-        raise SpecError(f"Unknown suite {excerpt(name)}.{hint} Available: {', '.join(SUITES)}.")
+        raise SpecError(f"Unknown suite {excerpt(name)}.{did_you_mean(name, SUITES)} Available: {', '.join(SUITES)}.")
     return SUITES[name]

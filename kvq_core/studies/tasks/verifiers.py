@@ -17,9 +17,8 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
 )
-from rapidfuzz import process
 
-from kvq_core.errors import SpecError, excerpt
+from kvq_core.errors import SpecError, did_you_mean, excerpt
 from kvq_core.studies.tasks.readings import calls, calls_of, json_values, numbers, same, units
 
 One = StrictStr | StrictInt | StrictFloat
@@ -67,8 +66,7 @@ class Verifier:
 def judge(verifier: str, answer: JsonValue, text: str) -> bool:
     """Whether a text is right. Raises SpecError for an unknown verifier, or an answer of which it makes nothing."""
     if verifier not in VERIFIERS:
-        near = process.extractOne(verifier, list(VERIFIERS)) if isinstance(verifier, str) else None
-        hint = f" Did you mean {near[0]!r}?" if near and near[1] > 60 else ""
+        hint = did_you_mean(verifier, VERIFIERS)
         raise SpecError(f"Unknown verifier {excerpt(verifier)}.{hint} Available: {', '.join(VERIFIERS)}.")
     VERIFIERS[verifier].check(verifier, answer)
     return VERIFIERS[verifier].holds(answer, text)
