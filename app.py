@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -128,7 +129,7 @@ def launch(services: Services, health: Health, host: str, port: int, mcp: bool =
         ssr_mode=False,
         max_file_size="1mb",
         quiet=False,
-        app_kwargs=app_kwargs(health, Embeds(services), early_html(services)),
+        app_kwargs=app_kwargs(health, Embeds(services), partial(early_html, services)),
         blocked_paths=blocked_paths(services.store),
         prevent_thread_lock=True,
         max_threads=limits().line + SPARE,

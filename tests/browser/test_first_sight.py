@@ -9,6 +9,7 @@ from kvq_core.pipeline.examples import packaged_store
 from tests.browser.conftest import visits
 from tests.browser.pages import VIEWS, open_view, run, wait_status
 from ui.html.glossary import MEANINGS
+from ui.panels.tour import shipped_ids
 from ui.panels.welcome import home
 from ui.words.answer import answer
 
@@ -28,23 +29,29 @@ def test_an_empty_page_answers_with_the_run_that_ships(quick, browser):
         read(visit(quick, reading=True))
 
 
-@pytest.mark.long("page", sample=1)
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_answer_is_there_before_any_script_and_stays_where_it_is(quick, browser, width):
+@pytest.mark.long("page", sample=2)
+@pytest.mark.parametrize(
+    ("width", "name", "look"),
+    [(1280, "five-ideas", ""), (390, "keys-or-values", ""), (390, "", ""), (1280, "keys-or-values", "&view=damage")],
+)
+def test_the_answer_is_there_before_any_script_and_stays_where_it_is(quick, browser, width, name, look):
+    """Of an empty page, and of a run's link."""
+    told = answer(*packaged_store().load(shipped_ids()[name])) if name else answer(RECORD, ARRAYS)
+    address = f"{quick}/?run={shipped_ids()[name]}{look}" if name else quick
     context = browser.new_context(viewport={"width": width, "height": 900})
     page = context.new_page()
     held, over = [], []
     page.route("**/assets/**", lambda route: route.continue_() if over else held.append(route))  # the line is slow
-    page.goto(quick, wait_until="commit")
+    page.goto(address, wait_until="commit")
     page.locator("#early h1").wait_for()
-    assert answer(RECORD, ARRAYS).facts[0] in page.locator("#early .answer-first").inner_text()
+    assert told.facts[0] in page.locator("#early .answer-first").inner_text()
     assert page.evaluate("document.scrollingElement.scrollWidth") <= width
     before = places(page, "#early")
     over.append(True)
     for route in held:
         route.continue_()
     page.wait_for_selector("#early", state="detached")
-    assert places(page, "#answer") == pytest.approx(before, abs=6)
+    assert places(page, "#answer") == pytest.approx(before, abs=6) and told.facts[0] in page.inner_text("#answer")
     context.close()
 
 

@@ -9,7 +9,7 @@ from kvq_core.errors import KvqError, StoreError
 from kvq_core.links import decode
 from kvq_core.models import with_model
 from kvq_core.presets import preset, presets
-from kvq_core.record.fields import RESULTS_VERSION
+from kvq_core.record.fields import RESULTS_VERSION, Record
 from kvq_core.spec import ComparisonSpec, parse_spec
 from ui.form.lanes_panel import Lanes, redraw_lanes
 from ui.form.setup_panel import Setup, question_html
@@ -82,10 +82,15 @@ def _run(asked_for: dict[str, str], services: Services, kept: Any) -> tuple[dict
     record, _ = open_run(services, asked_for["run"], kept)
     shown = {"run": record.id, "ticket": "link", **looked_at(asked_for)}
     shown |= {"vs": asked_for["vs"]} if "vs" in asked_for else {}
+    return shown, stored_line(record), form_of(record.spec)
+
+
+def stored_line(record: Record) -> str:
+    """What is said above the answer of a run that was opened by its link."""
     detail = f"of {record.created[:10]}"
     if record.results_version < RESULTS_VERSION:
         detail += f", computed by an earlier version of the program (results {record.results_version}). {AGAIN}"
-    return shown, line("Stored run", "done", detail=detail), form_of(record.spec)
+    return line("Stored run", "done", detail=detail)
 
 
 def looked_at(asked_for: dict[str, str]) -> dict[str, Any]:

@@ -22,7 +22,8 @@ def answer_html(record: Record, arrays: Arrays) -> str:
     facts = "".join(f'<span class="pill">{safe(fact)}</span>' for fact in found.facts)
     plot = tradeoff(record, arrays, floor_words(record))
     return (
-        f'<section class="card answer-first" aria-label="The answer"><div><p class="asked">{safe(found.asked)} · '
+        f'<section class="card answer-first" aria-label="The answer" data-run="{safe(record.id)}"><div>'
+        f'<p class="asked">{safe(found.asked)} · '
         f"<q>{safe(shorten(record.question, 64))}</q> · {safe(where)}</p>"
         f'<h1 id="answer-said" tabindex="-1">{head}</h1>'
         f"{_beyond(found.others)}"

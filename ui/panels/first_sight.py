@@ -1,16 +1,21 @@
 """The run of an empty page, as part of the page itself: it is read before anything is asked of the server, and its
-answer before any script is there."""
+answer, as that of a run whose link is opened, before any script is there."""
 
+from functools import cache
 from typing import Any, Protocol
 
 import gradio as gr
 
+from kvq_core.errors import KvqError
+from ui.form.filling import stored_line
+from ui.html.escape import safe
 from ui.html.theme import css
 from ui.panels.answer import answer_html
 from ui.panels.answers import AnswerCards, finished_cards
 from ui.panels.header import chip, header_html
 from ui.panels.instruments import Instruments, show_instruments
 from ui.panels.welcome import home
+from ui.service.access import open_run
 from ui.service.services import Services
 from ui.views.selectors import place_selectors
 from ui.views.tabs import Views
@@ -20,14 +25,18 @@ UNDONE = ".gradio-container .prose, .gradio-container .prose * { color: inherit;
 COVER = """:host { position: absolute; inset: 0 0 auto; z-index: 1000; } * { box-sizing: border-box; }
 .gradio-container { min-height: 100vh; background: var(--page); font: 13px/1.4 var(--sans); } p { line-height: 1.625; }
 .early-page { margin-top: 12px !important; } header { line-height: 1.4; }
-.answer-first { line-height: 1.4; } @media (max-width: 900px) { .early-left { display: none; } }"""
+.answer-first, .status { line-height: 1.4; } .status { margin-bottom: 12px; }
+@media (max-width: 900px) { .early-left { display: none; } }"""
+# Until the page's own answer is there, or it says that it has none.
 GO = """(() => {
   const own = document.getElementById("early");
+  const { run } = own.dataset;
   const theme = new URLSearchParams(location.search).get("__theme");
   const dark = theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   own.shadowRoot?.firstElementChild.classList.toggle("dark", dark);
   const look = () => {
-    if (document.querySelector("#answer h1")?.checkVisibility()) own.remove();
+    const found = document.querySelector(`#answer [data-run="${run}"]`)?.checkVisibility();
+    if (found || document.querySelector("#status .notice.bad")) own.remove();
     else requestAnimationFrame(look);
   };
   look();
@@ -57,20 +66,29 @@ def place_home(page: Parts, services: Services) -> None:
     place_selectors(page.views.selectors, *drawn)
 
 
-def early_html(services: Services) -> str:
-    """What stands in the body of an empty page: the header and the answer, with the style they need, apart from the
-    rest, whose styles come later. Gradio puts the page together in the browser from half a megabyte of scripts, which
-    takes long on a slow line."""
-    shown = home()
+def early_html(services: Services, run: str | None = None) -> str:
+    """What stands in the body of an empty page, or of the link of a run that anybody may open: the header and the
+    answer, with the style they need, apart from the rest, whose styles come later. Gradio puts the page together in the
+    browser from half a megabyte of scripts, which takes long on a slow line. Empty where there is no such run."""
+    shown = home() if run is None else {"run": run}
     if shown is None:
         return ""
-    record, _ = services.records.get(shown["run"])
-    answer = answer_html(*services.records.drawn(shown)).replace(' id="answer-said" tabindex="-1"', "")
+    try:
+        record, _ = open_run(services, shown["run"], None)
+        answer = answer_html(*services.records.drawn(shown)).replace(' id="answer-said" tabindex="-1"', "")
+    except KvqError:
+        return ""
     header = header_html(chip(record), over=True).replace(' data-place=""', ' aria-current="page"')
-    style = css().replace(":root{", ":host{").replace(UNDONE, "") + COVER
+    told = "" if run is None else stored_line(record)
     left = f'<div class="early-left"><p class="card muted">{ON_ITS_WAY}</p></div>'
-    page = f'<div inert>{header}</div><div class="early-page">{left}<div class="prose">{answer}</div></div>'
+    page = f'<div inert>{header}</div><div class="early-page">{left}<div class="prose">{told}{answer}</div></div>'
     return (
-        f'<div id="early"><template shadowrootmode="open"><div><style>{style}</style><div class="gradio-container">'
+        f'<div id="early" data-run="{safe(record.id)}"><template shadowrootmode="open"><div><style>{_style()}</style>'
+        f'<div class="gradio-container">'
         f"{page}</div></div></template></div><script>{GO}</script>"
     )
+
+
+@cache
+def _style() -> str:
+    return css().replace(":root{", ":host{").replace(UNDONE, "") + COVER

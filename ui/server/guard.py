@@ -19,7 +19,7 @@ from kvq_core.store.store import Store
 from ui.server.compressed import Compressed
 from ui.server.embeds import Embeds
 from ui.server.health import Health
-from ui.server.preview import Preview
+from ui.server.preview import EarlyOf, Preview
 from ui.server.request_size import BoundedBody
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -106,7 +106,7 @@ def _unanswered(error: Exception) -> JSONResponse:
     return JSONResponse({"detail": "This request could not be answered; it was logged."}, 500)
 
 
-def app_kwargs(health: Health, embeds: Embeds, early: str = "") -> dict[str, Any]:
+def app_kwargs(health: Health, embeds: Embeds, early: EarlyOf = lambda run: "") -> dict[str, Any]:
     """For ``launch``: what the FastAPI app under the page is made with; ``early``: see ``Preview``."""
     return {
         "routes": [

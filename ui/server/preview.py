@@ -1,5 +1,5 @@
-"""The page as it is sent: the tags other sites preview a link by, for Gradio's template describes Gradio, and what an
-empty page shows before its scripts are there. No option of Gradio changes either."""
+"""The page as it is sent: the tags other sites preview a link by, for Gradio's template describes Gradio, and the
+answer it shows before its scripts are there. No option of Gradio changes either."""
 
 import re
 from collections.abc import Callable
@@ -20,6 +20,8 @@ _TAGS = re.compile(rb"""<meta\s+(?:property="og:|name="twitter:)[^>]*>\s*""")
 _HEAD = re.compile(rb"<head[^>]*>")
 _BODY = re.compile(rb"<body[^>]*>")
 TitleOf = Callable[[str], tuple[str, str] | None]  # title and sentence of a run that anybody may open
+SHOWS_A_RUN = {"__theme", "run", "view", "at"}  # names of an address that show one as it is
+EarlyOf = Callable[[str | None], str]  # what comes first in the body of a page that shows a run; None: the empty page's
 
 
 def tags(title: str = TITLE, description: str = DESCRIPTION, image: str = "") -> bytes:
@@ -48,11 +50,10 @@ def with_preview_tags(page: bytes, own: bytes = b"") -> bytes:
 
 
 class Preview:
-    """Rewrites the page itself; everything else passes as it is, files to download above all. ``early``: what comes
-    first in the body of an empty page."""
+    """Rewrites the page itself; everything else passes as it is, files to download above all."""
 
-    def __init__(self, app: ASGIApp, told: TitleOf = lambda run: None, early: str = ""):
-        self.app, self._told, self._early = app, told, early.encode()
+    def __init__(self, app: ASGIApp, told: TitleOf = lambda run: None, early: EarlyOf = lambda run: ""):
+        self.app, self._told, self._early = app, told, early
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked = scope["type"] == "http" and scope["method"] == "GET"
@@ -73,15 +74,21 @@ class Preview:
             body += message.get("body", b"")
             if message.get("more_body"):
                 return
-            own = await anyio.to_thread.run_sync(partial(self._own, scope))
-            page, begun, start = with_preview_tags(body, own), start, None
-            if self._early and asks_nothing(scope):
-                page = _BODY.sub(lambda tag: tag[0] + self._early, page, count=1)
+            begun, start = start, None
+            page = await anyio.to_thread.run_sync(partial(self._page, scope, body))
             MutableHeaders(raw=begun["headers"])["content-length"] = str(len(page))
             await send(begun)
             await send({"type": "http.response.body", "body": page})
 
         await self.app(scope, receive, rewritten)
+
+    def _page(self, scope: Scope, body: bytes) -> bytes:
+        page = with_preview_tags(body, self._own(scope))
+        asked = Request(scope).query_params
+        if not set(asked) <= SHOWS_A_RUN or bool(asked.keys() - {"__theme"}) != bool(asked.get("run")):
+            return page
+        early = self._early(asked.get("run")).encode()
+        return _BODY.sub(lambda tag: tag[0] + early, page, count=1)
 
     def _own(self, scope: Scope) -> bytes:
         """Those of the run that an address names, with its card as the picture."""
@@ -91,11 +98,6 @@ class Preview:
         return (
             tags() if told is None else tags(*told, str(request.base_url.replace(path="/card.png", query=f"run={run}")))
         )
-
-
-def asks_nothing(scope: Scope) -> bool:
-    """Whether an address names no run, form or place; a ground alone is none."""
-    return set(Request(scope).query_params) <= {"__theme"}
 
 
 def _is_page(start: Message) -> bool:

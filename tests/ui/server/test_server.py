@@ -13,6 +13,7 @@ from PIL import Image
 
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.settings import settings
+from ui.panels.tour import shipped_ids
 from ui.server.guard import PROJECT
 
 
@@ -28,13 +29,18 @@ def test_previews_of_a_link_speak_of_this_page(server):
 
 
 @pytest.mark.slow
-def test_an_empty_page_has_its_answer_inside_and_an_address_of_a_run_has_not(server):
-    page = server("/?__theme=dark")[2].decode()
-    early, _, rest = page.partition("<body")[2].partition("<gradio-app")
-    assert 'id="early"' in early and "<h1>" in early and "instead of" in early and 'id="answer-said"' not in early
-    assert 'id="early"' not in rest
-    for query in ("run=00000000deadbeef", "study", "preset=first-look", "learn=1"):
-        assert b'id="early"' not in server(f"/?{query}")[2]
+def test_an_empty_page_and_a_link_of_a_run_have_their_answer_inside(server):
+    home, other = shipped_ids()["five-ideas"], shipped_ids()["keys-or-values"]
+    shown = {"__theme=dark": home, f"run={other}": other, f"run={other}&view=damage&at=3.1.5": other}
+    for query, run in shown.items():
+        page = server(f"/?{query}")[2].decode()
+        early, _, rest = page.partition("<body")[2].partition("<gradio-app")
+        assert f'id="early" data-run="{run}"' in early and 'id="answer-said"' not in early
+        assert "<h1>" in early and f"run {run[:8]}" in early and ("instead of" in early or run != home)
+        assert 'id="early"' not in rest
+    others = ("run=00000000deadbeef", "run=", "study", "preset=first-look", "learn=1", "view=damage", f"vs={other}")
+    for query in (*others, f"run={other}&vs={home}", f"run={other}&form=1.x"):
+        assert b'id="early"' not in server(f"/?{query}")[2], query
 
 
 @pytest.mark.slow
