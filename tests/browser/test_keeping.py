@@ -1,5 +1,7 @@
 """Nothing is lost: the form's own changes are told, kept and in the link; views are places; runs have names."""
 
+import json
+
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
@@ -81,6 +83,36 @@ def test_back_and_forward_walk_views_with_their_selection(quick, open_page):
         page.wait_for_function("off => document.querySelectorAll('#legend li.off').length == off", arg=off)
         page.wait_for_function(SELECTED, arg="Layer 7 " if off else f"{opening} ")
     assert "view=damage" in page.url and "at=7." in page.url
+
+
+RUNS = "JSON.stringify([...document.querySelectorAll('#runs a')].map(a => a.innerText))"
+
+
+def test_two_tabs_keep_one_list_of_runs(quick, open_page):
+    first = open_page(f"{quick}/?preset=first-look")
+    second = first.context.new_page()
+    second.goto(f"{quick}/?preset=first-look")
+    for page, words in ((first, "In the first tab"), (second, "In the second tab")):
+        page.wait_for_selector("#lane-row-3")
+        unfold(page)
+        page.locator("#prompt textarea").fill(words)
+        run(page)
+        page.wait_for_function("words => document.querySelector('#runs a')?.innerText == words", arg=words)
+    both = json.dumps(["In the second tab", "In the first tab"], separators=(",", ":"))
+    for page in (first, second):
+        page.wait_for_function(f"both => {RUNS} === both", arg=both)
+    assert first.locator("#history-find").is_visible()
+    first.locator(".naming summary").nth(1).click()
+    first.locator("[data-run-name]").nth(1).fill("Baseline")
+    first.locator("[data-run-name]").nth(1).press("Enter")
+    second.wait_for_function(f"{RUNS}.includes('Baseline')")
+    second.locator(".naming summary").first.click()
+    second.locator("[data-run-forget]").first.click()
+    for page in (first, second):
+        page.wait_for_function(f"{RUNS} === '[\"Baseline\"]'")
+    second.close()
+    first.reload()
+    first.wait_for_function(f"{RUNS} === '[\"Baseline\"]'")
 
 
 @pytest.mark.long("page", sample=0)

@@ -25,6 +25,7 @@ ALIKE = 75  # of 100, how like the best part of an entry a search must be
 NAMED = 60  # characters of a name
 SEARCHED = ("name", "prompt", "titles", "model", "when", "id")
 MOST_BESIDE = 2_000  # characters of the runs beside one
+TELL_TABS = "(entries) => window.kvq?.runs(entries)"
 _ID = re.compile(r"[0-9a-f]{8,64}")
 
 
@@ -69,9 +70,10 @@ def wire_history(panel: History) -> None:
 
     def change(raw: str, kept: Any, find: str) -> list[Any]:
         kept = changed(kept, raw)
-        return [kept, history_html(kept, find)]
+        return [kept, gr.update(visible=len(kept) > 1), history_html(kept, find)]
 
-    panel.told.change(change, [panel.told, panel.kept, panel.find], [panel.kept, panel.runs], **SWIFT)
+    panel.told.change(change, [panel.told, panel.kept, panel.find], [panel.kept, *panel.outputs], **SWIFT)
+    panel.kept.change(None, panel.kept, None, js=TELL_TABS, **SWIFT)
 
 
 def create_shared(services: Services) -> None:
@@ -122,16 +124,27 @@ def remember(
 
 
 def changed(kept: Any, raw: str) -> list[dict[str, str]]:
-    """The runs after one was named or forgotten; what a browser sends is anybody's text."""
+    """The runs after one was named or forgotten, or what another tab did: ``put`` entries and ids that are ``gone``.
+    What a browser sends is anybody's text."""
     entries = entries_of(kept)
     try:
         told = json.loads(raw)
+        if "put" in told:
+            return _together(entries, entries_of(told["put"]), set(told.get("gone", ())))
         run, name = told["run"], told.get("name")
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
         return entries
     if name is None:
         return [entry for entry in entries if entry["id"] != run]
     return [{**entry, "name": shorten(str(name), NAMED)} if entry["id"] == run else entry for entry in entries]
+
+
+def _together(entries: list[dict[str, str]], put: list[dict[str, str]], gone: set[str]) -> list[dict[str, str]]:
+    """Those of another tab in their places, new ones first."""
+    new = {entry["id"]: entry for entry in put}
+    there = {entry["id"] for entry in entries}
+    first = [entry for entry in put if entry["id"] not in there]
+    return [*first, *(new.get(entry["id"], entry) for entry in entries if entry["id"] not in gone)][:KEPT]
 
 
 def listed(kept: Any) -> list[Any]:

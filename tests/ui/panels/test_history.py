@@ -40,6 +40,18 @@ def test_a_forgotten_run_is_gone_and_nonsense_changes_nothing() -> None:
         assert changed(kept, raw) == kept
 
 
+def test_what_another_tab_did_is_taken_over() -> None:
+    """New runs come first, others stay where they are, and saying it twice changes nothing."""
+    kept, other = made("One", "Two"), made("Three")[0] | {"id": "3" * 16}
+    named = kept[1] | {"name": "The first"}
+    told = json.dumps({"put": [other, named, {"id": "../x"}, 5], "gone": [kept[0]["id"], "unknown"]})
+    assert changed(kept, told) == changed(changed(kept, told), told) == [other, named]
+    for raw in ('{"put": 5}', '{"put": {}, "gone": []}', '{"put": [], "gone": [{}]}', '{"put": [], "gone": 5}'):
+        assert changed(kept, raw) == kept
+    many = made(*(f"Run {n}" for n in range(KEPT)))
+    assert len(changed(many, told)) == KEPT and changed(many, told)[0] == other
+
+
 @pytest.mark.parametrize("find", ["baseline", "BASLINE", "tide mill", "Lane 1"])
 def test_a_search_finds_names_prompts_and_lanes_though_misspelt(find: str) -> None:
     kept = made("The tide mill at Carrow Point", "Zebras graze by the water")
