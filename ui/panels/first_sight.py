@@ -24,7 +24,7 @@ from ui.views.tabs import Views
 UNDONE = ".gradio-container .prose, .gradio-container .prose * { color: inherit; font-size: inherit; }"
 COVER = """:host { position: absolute; inset: 0 0 auto; z-index: 1000; } * { box-sizing: border-box; }
 .gradio-container { min-height: 100vh; background: var(--page); font: 13px/1.4 var(--sans); } p { line-height: 1.625; }
-.early-page { margin-top: 12px !important; } header { line-height: 1.4; }
+.early-page { margin-top: 12px !important; } header { line-height: 1.4; } .brand { padding: 2px 8px; }
 .answer-first, .status { line-height: 1.4; } .status { margin-bottom: 12px; }
 @media (max-width: 900px) { .early-left { display: none; } }"""
 # Until the page's own answer is there, or it says that it has none.
