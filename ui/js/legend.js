@@ -1,5 +1,6 @@
   // Lanes are switched in one place, for all that is theirs: elements by data-of, traces by their meta. What is drawn
-  // of a lane goes or comes at once; then figures in sight close their rows and axes, the others when they come into it.
+  // of a lane goes or comes in the next frame; then figures in sight close their rows and axes, and the others once
+  // nobody has switched for a while, or when they come into sight.
   const off = new Set();
   const switched = document.head.appendChild(document.createElement("style"));
   const stressed = document.head.appendChild(document.createElement("style"));
@@ -19,8 +20,16 @@
   const redraw = () => {
     apply();
     for (const [trace, lane] of traces()) trace.style.display = off.has(lane) ? "none" : "";
-    for (const found of kept.values()) if (stale(found) && isOpen(found.node) && inSight(found.node)) dirty.add(found);
-    draw();
+    restUntil = performance.now() + REST_MS;
+    framed(() => {
+      for (const found of kept.values()) if (stale(found) && isOpen(found.node) && inSight(found.node)) dirty.add(found);
+      draw();
+    });
+  };
+  // Once the next frame is on the screen.
+  const framed = (work) => {
+    if (document.hidden) return work();
+    requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(work)));
   };
   // What is drawn of lanes in the figures there are: Plotly binds each to its trace.
   const traces = () =>

@@ -56,13 +56,27 @@
   const stale = ({ json, drawn, lanes, tokens, dark }) => json !== drawn || lanes !== stateOf() || tokens !== spanOf() || dark !== isDark();
   // First what is in sight, then the rest of the open view, then the others', so that their tabs open drawn.
   let drawing = false;
+  let restUntil = 0; // until then what is out of sight waits
+  let resting = null; // the timer of that
+  const REST_MS = 500;
   const draw = () => {
-    if (!drawing) setTimeout(next);
+    if (drawing && resting === null) return;
+    clearTimeout(resting);
+    resting = null;
     drawing = true;
+    setTimeout(next);
   };
   const next = () => {
     if (!window.Plotly) return setTimeout(next, 100);
     const inSight = dirty.size > 0;
+    const rest = restUntil - performance.now();
+    if (!inSight && rest > 0) {
+      resting = setTimeout(() => {
+        resting = null;
+        next();
+      }, rest);
+      return;
+    }
     const waiting = [...kept.values()].filter((drawing) => stale(drawing) && drawing.node.isConnected);
     const [found] = inSight ? dirty : [waiting.find(({ node }) => isOpen(node)) ?? waiting[0]];
     drawing = Boolean(found);
