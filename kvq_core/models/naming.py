@@ -51,7 +51,7 @@ def dtype_here() -> torch.dtype:
 def unreadable(id: str, error: Exception) -> ModelError:
     """Of whatever other people's files make their readers raise."""
     hint = "" if "/" in id else did_you_mean(id, dict(KNOWN))  # a name of the Hub may be right, and not be reached
-    said = shorten(str(error).rstrip(" .:"), 300, placeholder=" ...") or type(error).__name__
+    said = shorten(str(error).rstrip(" .:"), 200, placeholder=" ...") or type(error).__name__
     return ModelError(
         f"Model {id!r} could not be loaded: {said}. Check its id or folder, and the connection for a model of the Hub; "
         f"{DEFAULT_MODEL} needs neither.{hint}"

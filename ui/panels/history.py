@@ -70,7 +70,7 @@ def wire_history(panel: History) -> None:
 
     def change(raw: str, kept: Any, find: str) -> list[Any]:
         kept = changed(kept, raw)
-        return [kept, gr.update(visible=len(kept) > 1), history_html(kept, find)]
+        return [kept, gr.update(visible=len(kept) > 1 or bool(find)), history_html(kept, find)]
 
     panel.told.change(change, [panel.told, panel.kept, panel.find], [panel.kept, *panel.outputs], **SWIFT)
     panel.kept.change(None, panel.kept, None, js=TELL_TABS, **SWIFT)
