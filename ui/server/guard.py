@@ -107,7 +107,7 @@ def _unanswered(error: Exception) -> JSONResponse:
 
 
 def app_kwargs(health: Health, embeds: Embeds, early: EarlyOf = lambda run: "") -> dict[str, Any]:
-    """For ``launch``: what the FastAPI app under the page is made with; ``early``: see ``Preview``."""
+    """For ``launch``: what the FastAPI app under the page is made with; ``early``: see ``EarlyOf``."""
     return {
         "routes": [
             Route("/health", health.answer),

@@ -11,6 +11,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvq_core.logs import log_error
+
 TITLE = "KVQ Explorer"
 DESCRIPTION = (
     "One prompt, one real model: the full-precision KV cache beside quantized ones. See what a smaller cache changes "
@@ -87,7 +89,11 @@ class Preview:
         asked = Request(scope).query_params
         if not set(asked) <= SHOWS_A_RUN or bool(asked.keys() - {"__theme"}) != bool(asked.get("run")):
             return page
-        early = self._early(asked.get("run")).encode()
+        try:
+            early = self._early(asked.get("run")).encode()
+        except Exception as error:  # the page itself may still show the run
+            log_error("no early answer", error, run=asked.get("run"))
+            return page
         return _BODY.sub(lambda tag: tag[0] + early, page, count=1)
 
     def _own(self, scope: Scope) -> bytes:

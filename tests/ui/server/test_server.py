@@ -1,5 +1,6 @@
 """A served page over HTTP: headers, previews, and the files and routes nobody gets at."""
 
+import asyncio
 import json
 import re
 import urllib.error
@@ -15,6 +16,7 @@ from kvq_core.pipeline.examples import packaged_store
 from kvq_core.settings import settings
 from ui.panels.tour import shipped_ids
 from ui.server.guard import PROJECT
+from ui.server.preview import Preview
 
 
 @pytest.mark.slow
@@ -26,6 +28,24 @@ def test_previews_of_a_link_speak_of_this_page(server):
     assert tags["og:title"] == tags["twitter:title"] == "KVQ Explorer" and "KV cache" in tags["og:description"]
     assert len(re.findall("og:title", page)) == 1 and "{url}" not in page and "try out the app" not in page
     assert "@Gradio" not in page and 'gradio.app/"' not in page.split("</head>")[0].split("<script")[0]
+
+
+def test_an_answer_that_cannot_be_written_ahead_costs_no_page():
+    sent, html = [], b"<html><head></head><body>the page</body></html>"
+
+    async def page(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/html")]})
+        await send({"type": "http.response.body", "body": html})
+
+    async def keep(message):
+        sent.append(message)
+
+    def fails(run):
+        raise ValueError(run)
+
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"run=0000", "headers": []}
+    asyncio.run(Preview(page, early=fails)(scope, None, keep))
+    assert sent[0]["status"] == 200 and sent[1]["body"].endswith(b"<body>the page</body></html>")
 
 
 @pytest.mark.slow
