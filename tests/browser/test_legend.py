@@ -17,6 +17,19 @@ ROWS = """() => [...document.querySelectorAll("#plot-grid-key .infolayer .annota
 DRAWN = """() => [...new Set([...document.querySelectorAll("#where .js-plotly-plot :is(g.trace, g.hm)")]
   .filter(trace => trace.checkVisibility({visibilityProperty: true}) && trace.style.display !== "none")
   .map(trace => trace.__data__[0].trace.meta?.lane).filter(lane => lane >= 0))].sort()"""
+# How often figures are drawn between the press of a second switch and its frame, while those of the first are drawn.
+AHEAD = """() => new Promise((done) => {
+  const press = (lane) => document.querySelector(`#legend [data-switch='${lane}']`).click();
+  const react = window.Plotly.react;
+  let drawn = 0;
+  const pressed = () => {
+    const before = drawn;
+    press(2);
+    requestAnimationFrame(() => setTimeout(() => { window.Plotly.react = react; done(drawn - before); }));
+  };
+  window.Plotly.react = (...figure) => { if (!drawn++) setTimeout(pressed); return react(...figure); };
+  press(1);
+})"""
 CARDS = "[...document.querySelectorAll('#cards .answer')].filter(card => card.checkVisibility()).map(card => card.id)"
 
 
@@ -75,6 +88,17 @@ def test_a_lane_is_switched_everywhere_at_once_and_the_link_leaves_it_out(stored
     for each in (other, page):
         each.locator("#legend [data-lanes=all]").click()
         assert len(each.evaluate(CARDS)) == 5 and "off=" not in each.url
+
+
+def test_a_switch_is_on_the_screen_before_figures_of_the_one_before_it_are_drawn(page):
+    open_view(page, "Where")
+    page.evaluate("document.querySelector('#where').scrollIntoView()")
+    page.wait_for_function(f"({DRAWN})().join() === '0,1,2,3'")
+    assert page.evaluate(AHEAD) == 0
+    page.wait_for_function(f"({ROWS})().join() === 'Lane 0,Lane 3'")
+    page.wait_for_function("new URLSearchParams(location.search).get('off') === '1.2'")
+    page.locator("#legend [data-lanes=all]").click()
+    page.wait_for_function(f"({DRAWN})().join() === '0,1,2,3'")
 
 
 def test_a_lane_is_shown_alone_and_emphasised_by_mouse_and_keyboard(page):

@@ -114,8 +114,7 @@
     if (!same) refresh();
     if (!settled) return;
     window.kvqVisit?.remember("span", spanOf());
-    for (const found of kept.values()) if (stale(found) && isOpen(found.node) && inSight(found.node)) dirty.add(found);
-    draw();
+    drawInSight();
   };
   const unbrush = () => {
     spanStart = null;

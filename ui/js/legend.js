@@ -21,9 +21,11 @@
     apply();
     for (const [trace, lane] of traces()) trace.style.display = off.has(lane) ? "none" : "";
     restUntil = performance.now() + REST_MS;
+    const mine = (awaitsFrame = Symbol());
     framed(() => {
-      for (const found of kept.values()) if (stale(found) && isOpen(found.node) && inSight(found.node)) dirty.add(found);
-      draw();
+      if (awaitsFrame !== mine) return; // another switch came meanwhile
+      awaitsFrame = null;
+      drawInSight();
     });
   };
   // Once the next frame is on the screen.
@@ -36,10 +38,6 @@
     [...document.querySelectorAll("#where .js-plotly-plot :is(g.trace, g.hm)")]
       .map((trace) => [trace, trace.__data__?.[0]?.trace?.meta?.lane])
       .filter(([, lane]) => Number.isInteger(lane));
-  const inSight = (node) => {
-    const { top, bottom } = node.getBoundingClientRect();
-    return bottom > 0 && top < innerHeight;
-  };
   const flip = (at) => {
     if (!off.delete(at)) off.add(at);
     told();
@@ -54,7 +52,7 @@
   };
   const told = () => {
     redraw();
-    window.kvqVisit?.remember("off", stateOf());
+    framed(() => window.kvqVisit?.remember("off", stateOf())); // a new address takes a frame's time
   };
   // The other lanes fade: what is drawn is left as it is, and no figure is drawn again.
   const emphasise = (at) => {
@@ -114,6 +112,6 @@
     const drawn = document.querySelector("#legend [data-drawn]").dataset.drawn.split(" ").map(Number);
     const shown = drawn.filter((_, at) => !off.has(at));
     const others = shown.length < drawn.length ? shown : drawn.slice(0, -1);
-    window.kvqVisit?.remember("off", "");
+    framed(() => window.kvqVisit?.remember("off", "")); // after that of a switch just before
     write("#drawn", JSON.stringify({ lanes: [...others, lane], at: performance.now() }));
   };

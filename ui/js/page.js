@@ -228,9 +228,11 @@
     }
   });
   // Another ground, by the visitor's system or Gradio's settings: what is in sight is drawn again, the rest when it comes.
+  let ground = isDark();
   new MutationObserver(() => {
-    for (const found of kept.values()) if (stale(found) && isOpen(found.node) && inSight(found.node)) dirty.add(found);
-    draw();
+    if (ground === isDark()) return; // another class
+    ground = isDark();
+    drawInSight();
   }).observe(document.body, { attributeFilter: ["class"] });
   const marks = document.head.appendChild(document.createElement("style"));
   const staged = document.head.appendChild(document.createElement("style"));

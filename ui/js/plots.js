@@ -57,6 +57,7 @@
   // First what is in sight, then the rest of the open view, then the others', so that their tabs open drawn.
   let drawing = false;
   let restUntil = 0; // until then what is out of sight waits
+  let awaitsFrame = null; // the switch of a lane that is not on the screen yet: drawings wait for it
   let resting = null; // the timer of that
   const REST_MS = 500;
   const draw = () => {
@@ -66,8 +67,20 @@
     drawing = true;
     setTimeout(next);
   };
+  const inSight = (node) => {
+    const { top, bottom } = node.getBoundingClientRect();
+    return bottom > 0 && top < innerHeight;
+  };
+  const drawInSight = () => {
+    for (const found of kept.values()) if (stale(found) && isOpen(found.node) && inSight(found.node)) dirty.add(found);
+    draw();
+  };
   const next = () => {
     if (!window.Plotly) return setTimeout(next, 100);
+    if (awaitsFrame) {
+      drawing = false;
+      return;
+    }
     const inSight = dirty.size > 0;
     const rest = restUntil - performance.now();
     if (!inSight && rest > 0) {
