@@ -263,7 +263,7 @@
     view: "verdicts",
     open: (view) => {
       window.kvq.view = view;
-      opened.textContent = `#view-${CSS.escape(view)} { position: static !important; height: auto !important; overflow: visible !important; visibility: visible !important; }`;
+      opened.textContent = `#view-${CSS.escape(view)} { position: static !important; height: auto !important; overflow: visible !important; visibility: visible !important; content-visibility: visible !important; }`;
       tabs();
       tour();
     },
