@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measured import HERE, figures, table
+from kvq_core.claims.side_by_side import short_title
 from kvq_core.cli.table_picture import picture
 from kvq_core.studies.summary import WIDE, is_wide
-from kvq_core.studies.table import setting
+from kvq_core.studies.table import FACTOR, NEAR, SMALL, setting
 
 PICTURE = HERE.parent / "docs" / "table.svg"
 BEST = 3  # lanes of a setting that the text names
@@ -32,6 +33,29 @@ def table_part() -> str:
     said = f"{caption(found)}{_wide(found)} {how} Of each setting {BEST}:"
     parts = ["## The reference table", f"![Mean KLD of every lane](docs/{PICTURE.name})", said, table(head, *rows)]
     return "\n\n".join(parts)
+
+
+def instructions_part() -> str:
+    """A row a cell that was computed with two processors' instructions."""
+    found = figures("instructions")
+    if not found:
+        return "Not measured yet: `python benchmarks/instructions.py`."
+    rows = [
+        (
+            short_title(part["title"]),
+            cell["prompt"],
+            f"{cell['lanes']} ({cell['under_small']})",
+            "the same" if cell["same_answer"] else "**another**",
+            f"{cell['median']:.1%}",
+            *(str(cell[name]) for name in ("over_near", "over_fifth", "over_factor")),
+            "{}: {:.2g} and {:.2g}".format(*cell["most"]),
+        )
+        for part in found.values()
+        for cell in part["cells"]
+    ]
+    over = f"over {NEAR:.0%} | over 20% | over {1 - 1 / FACTOR:.0%}"
+    head = f"Model | Prompt | Lanes (under {SMALL:.0e} nats) | Reference's answer | Lane in the middle | {over} | Most"
+    return f"{table(head, *rows)}\n\nLanes by how far their two mean KLDs lie apart, as a share of the larger one."
 
 
 def caption(found: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, 
 from benchmarks.by_page import newcomers_part, visits_part
 from benchmarks.by_policy import advice_part, policies_part
 from benchmarks.by_study import intervals_part, study_costs_part
-from benchmarks.by_table import draw, table_part
+from benchmarks.by_table import draw, instructions_part, table_part
 from benchmarks.by_task import suites_part, tasks_part, verifiers_part
 from benchmarks.measured import HERE, figures, table
 from benchmarks.papers import papers_part
@@ -277,6 +277,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "kernels": kernels_part,
     "slow-methods": slow_part,
     "reference-table": table_part,
+    "instructions": instructions_part,
 }
 
 
