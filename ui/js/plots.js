@@ -81,9 +81,9 @@
       drawing = false;
       return;
     }
-    const inSight = dirty.size > 0;
+    const seenFirst = dirty.size > 0;
     const rest = restUntil - performance.now();
-    if (!inSight && rest > 0) {
+    if (!seenFirst && rest > 0) {
       resting = setTimeout(() => {
         resting = null;
         next();
@@ -91,11 +91,11 @@
       return;
     }
     const waiting = [...kept.values()].filter((drawing) => stale(drawing) && drawing.node.isConnected);
-    const [found] = inSight ? dirty : [waiting.find(({ node }) => isOpen(node)) ?? waiting[0]];
+    const [found] = seenFirst ? dirty : [waiting.find(({ node }) => isOpen(node)) ?? waiting[0]];
     drawing = Boolean(found);
     if (!found) return;
     render(found);
-    setTimeout(next, inSight ? 0 : 60); // a pause in which the page answers whoever uses it
+    setTimeout(next, seenFirst ? 0 : 60); // a pause in which the page answers whoever uses it
   };
   const isOpen = (element) => element.closest(".view")?.id === `view-${window.kvq.view}`;
   // A large heatmap comes as int8 codes; it is drawn in its own unit, so that a hover tells the value. -128 is blank.
