@@ -14,6 +14,7 @@ from ui.form.draft_panel import VISIT_JS, create_draft, restore_form, wire_draft
 from ui.form.filling import NEXT_FOR_A_LINK, form_of, form_outputs, from_preset, linked_form, looked_at, open_page
 from ui.form.lanes_panel import Lanes, create_lanes, wire_flags
 from ui.form.setup_panel import Setup, create_setup, wire_presets
+from ui.form.waiting import filled
 from ui.html.along import along_html
 from ui.html.copying import FOLLOW_JS
 from ui.html.status import notice
@@ -203,14 +204,14 @@ def _wire_shown(page: Page, services: Services) -> None:
         late = not services.jobs.is_newest(request.session_hash or "", shown.get("after", ticket))
         return [gr.skip()] * len(outputs) if late else found
 
-    def keep(shown: dict[str, Any], kept: Any) -> list[Any]:
+    def keep(shown: dict[str, Any], kept: Any, find: str) -> list[Any]:
         linked, own = shown.get("ticket") == "link", shown.get("own", ())
         if not shown.get("run") or (linked and not own):
             return [gr.skip()] * 3
         record = services.records.get(shown["run"])[0]
         beside = {run: key for run in own if (key := key_for(services, run))}
         kept = remember(kept, record, "" if linked else key_for(services, record.id), beside, shown.get("without", ()))
-        return [kept, *listed(kept)]
+        return [kept, *listed(kept, find)]
 
     outputs = [
         page.header,
@@ -230,7 +231,7 @@ def _wire_shown(page: Page, services: Services) -> None:
     drawn = page.run.change(show, inputs, outputs, **QUIET, concurrency_limit=4)
     opened = drawn.then(draw_open(page.views, services), inputs, drawing_outputs(page.views), **DRAWING)
     opened.then(lambda: canvas(10), None, page.plotly, **SWIFT)
-    page.run.change(keep, [page.run, page.past.kept], [page.past.kept, *page.past.outputs], **SWIFT)
+    page.run.change(keep, [page.run, page.past.kept, page.past.find], [page.past.kept, *page.past.outputs], **SWIFT)
 
     wire_share(page.share, page.run, page.past.kept, services)
     wire_versus(page.beside, page.run, page.past.kept, page.views.selection, services)
@@ -288,8 +289,12 @@ def _wire_visit(blocks: gr.Blocks, page: Page, places: tuple[StudyPlace, DecideP
     brought = blocks.load(bring, [page.past.kept, page.views.on_page], page.run, **SWIFT)
     brought.then(lambda shown: gr.skip() if shown.get("run") else canvas(10), page.run, page.plotly, **SWIFT)
     arrived = blocks.load(arrive, [page.past.kept, page.draft], outputs, js=VISIT_JS, **SWIFT)
-    wire_visit(places[0], arrived)
-    places[1].wire_visit(arrived)
+    for visit, form in (
+        (arrived, "left"),
+        (wire_visit(places[0], arrived), "study-left"),
+        (places[1].wire_visit(arrived), "decide-left"),
+    ):
+        filled(visit, form)
     blocks.load(None, None, None, js=PAGE_JS)
     blocks.load(listed, page.past.kept, page.past.outputs, **SWIFT)
     blocks.unload(leave)

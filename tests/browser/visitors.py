@@ -102,7 +102,7 @@ class _Visitor:
         for event, listener in heard.items():
             self.tab.on(event, listener)
         self.tab.goto(url)
-        self.tab.wait_for_selector("#lane-row-0", state="attached")
+        self.tab.wait_for_selector("#lanes:not([inert]) #lane-row-0", state="attached")
         return self.tab
 
     def leave(self) -> None:
@@ -115,6 +115,7 @@ class _Visitor:
         else:
             for event, listener in self.heard.items():
                 self.tab.remove_listener(event, listener)
+            self.tab.unroute_all(behavior="ignoreErrors")
             self.tab.evaluate("sessionStorage.clear()")
             self.tab.goto("about:blank")
             self.tab.emulate_media(media="null", color_scheme="null", reduced_motion="null", forced_colors="null")

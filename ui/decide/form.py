@@ -1,5 +1,6 @@
 """The left column of a decision: three questions, the estimate, Start and Cancel."""
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +12,22 @@ from kvq_core.errors import KvqError
 from kvq_core.logs import log_error
 from kvq_core.models import available_models
 from kvq_core.settings import settings
-from ui.decide.asked import ANY, BITS, CACHE, LEAST, MEMORY, PROMPTS, ROOMS, SOURCES, DecideForm
+from ui.decide.asked import ANY, BITS, CACHE, MEMORY, PROMPTS, ROOMS, SOURCES, DecideForm
 from ui.decide.fitting import fitting_html
 from ui.decide.quote import quote_form, quote_html
 from ui.html.escape import safe
-from ui.service.services import LATEST, QUIET
+from ui.service.services import QUIET, SWIFT
 from ui.study.asked import Form as PromptsForm
 from ui.study.opening import Results, mine_of, my_key
 from ui.study.prompts import PromptsPanel, create_prompts
 
 NOTHING_YET = "Give prompts or a study, and what an answer will take is said here."
 SIZES = {MEMORY: ("24GB", "Weights and cache together"), CACHE: ("8GB", "The cache alone"), BITS: ("5.5", "An element")}
+# Said by the browser: an answer of the server's could come after another size was typed.
+SIZE_JS = f"""(room) => {{
+  const [value, info] = {json.dumps(SIZES)}[room] ?? [];
+  return {{ __type__: "update", ...(value ? {{ value, info, visible: true }} : {{ visible: false }}) }};
+}}"""
 
 
 @dataclass
@@ -120,7 +126,7 @@ def _room() -> list[Any]:
             elem_id="decide-weights",
             interactive=True,
         )
-    room.input(_size_of, room, given, **LATEST)
+    room.input(None, room, given, js=SIZE_JS, **SWIFT)
     return [room, given, context, batch, weights]
 
 
@@ -147,13 +153,6 @@ def _loss() -> list[Any]:
             interactive=True,
         )
     return [tolerance, engine, layers]
-
-
-def _size_of(room: str) -> Any:
-    if room == LEAST or room not in SIZES:
-        return gr.update(visible=False)
-    size, info = SIZES[room]
-    return gr.update(value=size, info=info, visible=True)
 
 
 def wire_form(panel: DecidePanel, fitting: gr.HTML, mine: gr.BrowserState, results: Results) -> None:

@@ -60,9 +60,9 @@ class DecidePlace:
         """The page is closed: its decision stops."""
         self.decisions.forget(DECIDE.session(request))
 
-    def wire_visit(self, arrived: Any) -> None:
-        """Open what the address names, once the form of Compare has ``arrived``."""
-        _wire_visit(self, arrived)
+    def wire_visit(self, arrived: Any) -> Any:
+        """Open what the address names, once the form of Compare has ``arrived``: the event that does."""
+        return _wire_visit(self, arrived)
 
 
 def create_decide(decisions: Decisions, results: Results, mine: gr.BrowserState) -> DecidePlace:
@@ -191,7 +191,7 @@ def _opened(place: DecidePlace, id: str, mine: Any, request: gr.Request) -> Deci
     return decision
 
 
-def _wire_visit(place: DecidePlace, arrived: Any) -> None:
+def _wire_visit(place: DecidePlace, arrived: Any) -> Any:
     """Open what the address names: ``?decide=`` a decision, ``?decide&of=`` a study to decide from."""
 
     def arrive(mine: Any, request: gr.Request) -> list[Any]:
@@ -217,7 +217,7 @@ def _wire_visit(place: DecidePlace, arrived: Any) -> None:
     fields = dict(zip(names, place.form.rest[2:8], strict=True))
     opened = [place.status, place.welcome, place.result.shown, place.form.source, place.form.study]
     outputs = [*opened, *fields.values(), place.fitting]
-    arrived.then(arrive, place.mine, outputs, **SWIFT)
+    return arrived.then(arrive, place.mine, outputs, **SWIFT)
 
 
 def _first(place: DecidePlace) -> DecideForm:

@@ -28,13 +28,14 @@ from ui.form.lanes import (
 )
 from ui.form.rules import add_rule, move_rule_up, remove_rule, rules_of
 from ui.form.selecting import SELECT
-from ui.service.services import LATEST, SWIFT
+from ui.form.waiting import fills
+from ui.service.services import LANES
 
 
 @dataclass
 class Lanes:
     """``lanes`` holds the form's lanes; ``open`` says which one the editor is on: it stands between ``rows``, which end
-    with that lane, and ``below``. js/editor.js writes into ``sent``."""
+    with that lane, and ``below``. js/editor.js writes into ``sent``; ``heard`` says how far that was read."""
 
     lanes: gr.State
     open: gr.State
@@ -45,6 +46,7 @@ class Lanes:
     add: gr.Button
     flags: gr.Textbox
     sent: gr.Textbox
+    heard: gr.HTML
 
     @property
     def outputs(self) -> list[Any]:
@@ -80,18 +82,19 @@ def create_lanes() -> Lanes:
             min_width=180,
         )
         sent = gr.Textbox(visible="hidden", elem_id="lanes-sent", show_label=False)
-    panel = Lanes(gr.State([]), gr.State(place_editor(None)), rows, said, form, below, add, flags, sent)
+        heard = gr.HTML("", visible="hidden", elem_id="lanes-heard")
+    panel = Lanes(gr.State([]), gr.State(place_editor(None)), rows, said, form, below, add, flags, sent, heard)
     both = [panel.lanes, panel.open]
-    sent.change(apply_change, [sent, *both], panel.outputs, **LATEST)
-    add.click(insert_lane, panel.lanes, panel.outputs, **SWIFT)
-    bundle.input(take_bundle, [bundle, panel.lanes], [*panel.outputs, bundle], **LATEST)
+    sent.change(hear, [sent, *both], [*panel.outputs, panel.heard], **LANES)
+    add.click(insert_lane, panel.lanes, panel.outputs, **LANES)
+    fills(bundle.input, take_bundle, [bundle, panel.lanes], [*panel.outputs, bundle])
     return panel
 
 
 def wire_flags(panel: Lanes, model: gr.components.Component, rest: gr.State) -> None:
     """Flags that are pasted, or typed and entered, are a lane more, on the form's model."""
     inputs, outputs = [panel.flags, panel.lanes, panel.open, model, rest], [*panel.outputs, panel.flags]
-    panel.flags.submit(take_flags, inputs, outputs, **SWIFT)  # js/editor.js enters what is pasted
+    panel.flags.submit(take_flags, inputs, outputs, **LANES)  # js/editor.js enters what is pasted
 
 
 def take_flags(
@@ -117,6 +120,8 @@ def bundle_choices() -> list[tuple[str, str]]:
 
 def take_bundle(words: Any, lanes: list[LaneForm]) -> list[Any]:
     """A bundle's lanes in place of the form's, and its picker free for the next one; anybody's text."""
+    if words is None:
+        return [gr.skip()] * 8
     try:
         taken = from_spec(with_bundle(ComparisonSpec(prompt="-"), str(words)).lanes)
     except KvqError as error:
@@ -144,6 +149,15 @@ def place_editor(uid: int | None, rule: int = 0) -> dict[str, Any]:
 def insert_lane(lanes: list[LaneForm]) -> list[Any]:
     lanes = add_lane(lanes)
     return redraw_lanes(lanes, lanes[-1]["uid"])
+
+
+def hear(raw: str, lanes: list[LaneForm], opened: dict[str, Any]) -> list[Any]:
+    """``apply_change``, then when that was told, on the page's clock."""
+    try:
+        told = str(float(json.loads(raw)["at"]))
+    except (TypeError, ValueError, KeyError, RecursionError):
+        told = ""
+    return [*apply_change(raw, lanes, opened), told]
 
 
 def apply_change(raw: str, lanes: list[LaneForm], opened: dict[str, Any]) -> list[Any]:

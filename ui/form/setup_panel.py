@@ -14,8 +14,8 @@ from kvq_core.spec import DEFAULT_MODEL, Capture, ComparisonSpec
 from kvq_core.training.offer import possible_here
 from ui.form.stress_panel import create_stress
 from ui.form.values import FIELDS
+from ui.form.waiting import fills
 from ui.html.escape import safe
-from ui.service.services import LATEST, SWIFT
 
 
 @dataclass
@@ -173,5 +173,9 @@ def question_html(preset: Preset) -> str:
 def wire_presets(setup: Setup, pick: Callable[[str], list[Any]], outputs: list[gr.components.Component]) -> None:
     """``pick(name)`` fills the form; the question stands above the prompt from then on."""
     for name, button in setup.chips.items():
-        button.click(lambda chosen=name: pick(chosen), None, outputs, **SWIFT)
-    setup.more.input(pick, setup.more, outputs, **LATEST)
+        fills(button.click, lambda chosen=name: pick(chosen), None, outputs)
+
+    def take(name: str | None) -> list[Any]:
+        return [*([gr.skip()] * len(outputs) if name is None else pick(name)), None]
+
+    fills(setup.more.input, take, setup.more, [*outputs, setup.more])

@@ -5,17 +5,51 @@
     const editor = document.querySelector("#editor [data-revision]");
     if (!editor || editor.dataset.revision === revision) return;
     revision = editor.dataset.revision;
+    changeAgain(editor);
     if (!entering) return;
     entering = false;
     document.getElementById("in-lane-method")?.focus({ preventScroll: true });
     editor.scrollIntoView({ block: "nearest" });
     document.querySelector(".lane-row.open")?.scrollIntoView({ block: "nearest" });
   };
-  // The lane editor is plain HTML. All that was changed in it since it was opened is told with every change: of several
-  // in quick succession Gradio hands on the last.
+  // The lane editor is plain HTML. All that was changed in it since it was opened, or since another method was chosen, is
+  // told with every change.
   let edits = { uid: null, values: {} };
   let focus = null;
-  const tell = (action) => write("#lanes-sent", JSON.stringify({ ...edits, do: null, lane: null, ...action, at: performance.now() }));
+  let toldAt = 0;
+  const tell = (action) => {
+    toldAt = performance.now();
+    write("#lanes-sent", JSON.stringify({ ...edits, do: null, lane: null, ...action, at: toldAt }));
+  };
+  const isHeard = () => Number(document.getElementById("lanes-heard").textContent) >= toldAt;
+  // An editor that comes anew, for another method has other controls, is given what was changed while it came.
+  const changeAgain = (editor) => {
+    const { uid, revision: now } = editor.dataset;
+    if (edits.uid !== Number(uid) || isHeard()) return;
+    for (const input of editor.querySelectorAll("[data-place]")) {
+      const value = edits.values[input.dataset.place];
+      if (value === undefined) continue;
+      if (input.type === "checkbox") input.checked = value;
+      else input.value = input.tagName === "SELECT" ? JSON.stringify(value) : (value ?? "");
+    }
+    edits.revision = now;
+    tell({});
+  };
+  // A form that was filled has other lanes under the same numbers.
+  document.addEventListener("kvq-filled", () => (edits = { uid: null, values: {} }));
+  // What was changed in a lane just before Run is part of it: Run waits until the server has read that, or a while.
+  const HEARD_MS = 10000;
+  let runs = false;
+  document.addEventListener("click", (event) => {
+    if (!event.target.closest?.("#run") || isHeard() || performance.now() - toldAt > HEARD_MS) return;
+    event.stopImmediatePropagation();
+    runs = true;
+  }, true);
+  const runHeard = () => {
+    if (!runs || !isHeard()) return;
+    runs = false;
+    document.getElementById("run").click();
+  };
   const valueOf = (input) => {
     if (input.type === "checkbox") return input.checked;
     if (input.tagName === "SELECT") return JSON.parse(input.value);
@@ -27,6 +61,7 @@
     if (!editor || !target.dataset.place) return;
     const { uid, revision } = editor.dataset;
     if (edits.revision !== revision) edits = { uid: Number(uid), revision, values: {} };
+    if (target.dataset.place.endsWith("method")) edits.values = {}; // they were of the one before
     delete edits.values[target.dataset.place]; // the last one changed comes last
     edits.values[target.dataset.place] = valueOf(target);
     focus = target.id;

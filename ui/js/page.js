@@ -6,6 +6,7 @@
     count();
     drafted();
     enter();
+    runHeard();
     carry();
     along();
     readWords();
@@ -219,7 +220,7 @@
     const form = target.closest?.("[data-form]")?.dataset.form;
     if (form) {
       writeForm(form === "open");
-      document.querySelector(form === "open" ? "#prompt textarea" : "[data-form=open]")?.focus({ preventScroll: true });
+      window.kvqVisit?.focus(document.querySelector(form === "open" ? "#prompt textarea" : "[data-form=open]"));
       document.getElementById("left").scrollIntoView({ block: "nearest" });
     }
     if (target.closest?.("[data-share]")) {

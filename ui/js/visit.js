@@ -86,6 +86,8 @@
   const LOST = "kvq-lost"; // the server that went away, until the page knows who answers now
   let away = false;
   let app = null;
+  // Forms, by their columns, that the server is filling: what one typed meanwhile would be written over.
+  const filling = new Set(["left", "study-left", "decide-left"]);
   const place = document.createElement("div");
   place.id = "away";
   const say = (tone, title, text) => {
@@ -119,8 +121,34 @@
   };
   const mark = () => {
     document.body.classList.toggle("away", away);
-    for (const part of document.querySelectorAll("#launch, #lanes, #model, #options, #stress, .chips")) part.inert = away;
+    const shut = {
+      "#model, #options, #stress, .chips": away,
+      "#launch, #lanes": away || filling.has("left"),
+      "#setup, #differs": filling.has("left"),
+      "#study-left": filling.has("study-left"),
+      "#decide-left": filling.has("decide-left"),
+    };
+    for (const [parts, is] of Object.entries(shut)) for (const part of document.querySelectorAll(parts)) part.inert = is;
   };
+  // What had the focus in a form that is being filled, or was to have it, has it once the form is there, unless somebody
+  // went elsewhere meanwhile.
+  let awaited = null;
+  const focus = (element) => {
+    if (element?.closest("[inert]")) awaited = element;
+    else element?.focus({ preventScroll: true });
+  };
+  const fill = (form, begins) => {
+    if (begins) {
+      awaited = document.activeElement;
+      filling.add(form);
+      return mark();
+    }
+    if (!filling.delete(form)) return;
+    mark();
+    if (!document.activeElement?.offsetParent && awaited && !awaited.closest("[inert]")) focus(awaited);
+    document.dispatchEvent(new Event("kvq-filled"));
+  };
+  mark();
   const look = async () => {
     try {
       const answer = await fetch(`${root}/gradio_api/app_id`, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
@@ -136,6 +164,6 @@
   };
   watch();
 
-  window.kvqVisit = { follow, keep, remember, write };
+  window.kvqVisit = { fill, focus, follow, keep, remember, write };
   return [kept, restored];
 }

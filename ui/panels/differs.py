@@ -19,9 +19,10 @@ from ui.form.lanes_panel import Lanes
 from ui.form.selecting import SELECT
 from ui.form.setup_panel import Setup
 from ui.form.values import FIELDS, to_comparison
+from ui.form.waiting import fills
 from ui.html.escape import safe, shorten
 from ui.html.numbers import ABSENT, plural
-from ui.service.services import QUIET, SWIFT, Services
+from ui.service.services import QUIET, Services
 
 OF_LANES: tuple[Knob, ...] = (LABEL, *OPTIONS, READ, SELECT)
 CONTEXT = 18  # characters of two long texts that are shown before the first one that differs
@@ -53,15 +54,15 @@ def wire_differs(
             _asked(shown, started, services), dict(zip(FIELDS, fields, strict=True)), form_lanes, rest, named
         )
 
-    def tell(shown: dict[str, Any], started: dict[str, Any]) -> list[Any]:
+    def tell(_: str, shown: dict[str, Any], started: dict[str, Any]) -> list[Any]:
         run = _asked(shown, started, services)
-        return [gr.skip()] * len(filled) if run is None else form_of(run.model_dump(mode="json"))
+        return [gr.skip()] * len(outputs) if run is None else form_of(run.model_dump(mode="json"))
 
-    on_page, filled = [shown, ticket], form_outputs(setup, lanes)
+    on_page, outputs = [shown, ticket], form_outputs(setup, lanes)
     changed = [*[setup[name].change for name in FIELDS], lanes.lanes.change, setup.rest.change, shown.change]
     inputs = [*on_page, *setup.fields, lanes.lanes, setup.rest]
     gr.on(changed, compare, inputs, said, **QUIET, trigger_mode="always_last", concurrency_limit=2)
-    back.change(tell, on_page, filled, **SWIFT)
+    fills(back.change, tell, [back, *on_page], outputs)
 
 
 def compared(

@@ -147,9 +147,9 @@ def _together(entries: list[dict[str, str]], put: list[dict[str, str]], gone: se
     return [*first, *(new.get(entry["id"], entry) for entry in entries if entry["id"] not in gone)][:KEPT]
 
 
-def listed(kept: Any) -> list[Any]:
-    """Updates of ``History.outputs``: the search is there once there is something to search."""
-    return [gr.update(visible=len(entries_of(kept)) > 1, value=""), history_html(kept)]
+def listed(kept: Any, find: str = "") -> list[Any]:
+    """Updates of ``History.outputs``: the search is there once there is something to search, and stays as it is."""
+    return [gr.update(visible=len(entries_of(kept)) > 1), history_html(kept, find)]
 
 
 def history_html(kept: Any, find: str = "") -> str:

@@ -20,7 +20,7 @@ from ui.html.look import look_html
 from ui.html.status import line, notice, place_line
 from ui.panels.job_panel import JobPanel
 from ui.service.jobs import Job
-from ui.service.services import ADDING, QUIET, SWIFT, Services, visitor
+from ui.service.services import LANES, QUIET, SWIFT, Services, visitor
 from ui.service.streams import with_empty_end
 
 LOOKING = JobPanel(
@@ -94,7 +94,7 @@ def wire_look(panel: LookPanel, setup: Setup, lanes: Lanes, estimate: gr.HTML, s
     looked = panel.look.click(work, form, panel.outputs, **SWIFT)
     looked.then(settle, [panel.found, *form], [panel.words, panel.shown], **SWIFT)
     panel.cancel.click(give_up, None, [panel.status, panel.look, panel.cancel], **SWIFT)
-    panel.chosen.change(add, [panel.chosen, *form, lanes.lanes], lanes.outputs, **ADDING)
+    panel.chosen.change(add, [panel.chosen, *form, lanes.lanes], lanes.outputs, **LANES)
 
 
 def settle(found: tuple[tuple[str, str | None], Inspection] | None, model: str, rest: dict[str, Any]) -> list[Any]:

@@ -40,8 +40,8 @@ QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden",
 SWIFT = {**QUIET, "concurrency_limit": None}
 # What somebody chooses anew before the last choice is answered is asked for after it: Gradio passes over it else.
 LATEST = {**SWIFT, "trigger_mode": "always_last"}
-# Each of several lanes that are added joins those before it.
-ADDING = {**QUIET, "concurrency_limit": 1, "concurrency_id": "adding lanes", "trigger_mode": "multiple"}
+# What changes the form's lanes is done in the order it was asked for, each on what those before it made of them.
+LANES = {**QUIET, "concurrency_limit": 1, "concurrency_id": "lanes", "trigger_mode": "multiple"}
 
 
 @dataclass

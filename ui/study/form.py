@@ -1,5 +1,6 @@
 """The left column of a study: prompts, models and lanes, the estimate, Start and Cancel."""
 
+import json
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,13 +16,19 @@ from kvq_core.studies.tasks import SUITES
 from ui.form.lanes import LaneForm, title
 from ui.form.lanes_panel import bundle_choices
 from ui.html.escape import safe, shorten
-from ui.service.services import LATEST, QUIET
+from ui.service.services import QUIET, SWIFT
 from ui.study.asked import FILE, OF_COMPARE, PASTE, TASKS, Form, study_of
 from ui.study.prompts import PromptsPanel, create_prompts
 from ui.study.quote import quote, quote_html
 
 NOTHING_YET = "Give prompts, and what the study will take is said here."
 NEW_TOKENS = 64
+# Enough for a right answer of the tasks that are picked. Said by the browser: an answer of the server's could come
+# after another number was typed.
+TOKENS_JS = (
+    f"(way, suite) => way === {json.dumps(TASKS)} "
+    f"? {json.dumps({name: kind.new_tokens for name, kind in SUITES.items()})}[suite] ?? {NEW_TOKENS} : {NEW_TOKENS}"
+)
 
 
 @dataclass
@@ -87,7 +94,7 @@ def wire_form(panel: FormPanel, compare_lanes: gr.State, store: Store) -> None:
         concurrency_limit=2,
     )
     way, suite = panel.prompts.fields[0], panel.prompts.suite
-    gr.on([way.input, suite.input], tokens_of, [way, suite], panel.new_tokens, **LATEST)
+    gr.on([way.input, suite.input], None, [way, suite], panel.new_tokens, js=TOKENS_JS, **SWIFT)
 
 
 def form_of(values: tuple[Any, ...]) -> Form:
@@ -138,8 +145,3 @@ def of_compare_html(lanes: list[LaneForm]) -> str:
         f'<li><span class="dot lane-{at}"></span>{safe(shorten(title(lane), 40))}</li>' for at, lane in enumerate(lanes)
     )
     return f'<ul class="of-compare">{items}</ul>' if items else '<p class="warning">Compare has no lanes.</p>'
-
-
-def tokens_of(way: str, suite: str) -> Any:
-    """Enough new tokens for a right answer of the tasks that are picked."""
-    return SUITES[suite].new_tokens if way == TASKS and suite in SUITES else NEW_TOKENS

@@ -27,8 +27,8 @@ def create_study(studies: Studies, compare_lanes: gr.State, history: gr.BrowserS
     return place
 
 
-def wire_visit(place: StudyPlace, arrived: Any) -> None:
-    """Open what the address names, once the form of Compare has ``arrived``."""
+def wire_visit(place: StudyPlace, arrived: Any) -> Any:
+    """Open what the address names, once the form of Compare has ``arrived``: the event that does."""
     services = place.studies.services
 
     def arrive(mine: Any, lanes: list[Any], request: gr.Request) -> list[Any]:
@@ -56,4 +56,4 @@ def wire_visit(place: StudyPlace, arrived: Any) -> None:
         place.form.of_compare,
         place.listing,
     ]
-    arrived.then(arrive, [place.mine, place.compare_lanes], outputs, **SWIFT)
+    return arrived.then(arrive, [place.mine, place.compare_lanes], outputs, **SWIFT)

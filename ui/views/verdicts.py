@@ -22,7 +22,7 @@ from ui.html.numbers import ABSENT, join_words, percent, plural, significant
 from ui.html.verdict import EXPLAINED, remarks, verdict
 from ui.html.waterfall import ask_html, waterfall_html
 from ui.selection import Selection
-from ui.service.services import ADDING, Services
+from ui.service.services import LANES, Services
 from ui.views.take_away import take_away
 from ui.views.view import Drawing, View, create_page, create_words
 
@@ -190,4 +190,4 @@ def wire_suggestions(box: gr.Textbox, lanes: Lanes, shown: gr.State, services: S
             return [gr.skip()] * len(lanes.outputs)
         return redraw_lanes(append_lane(form, suggested), None)
 
-    box.change(add, [box, lanes.lanes, shown], lanes.outputs, **ADDING)
+    box.change(add, [box, lanes.lanes, shown], lanes.outputs, **LANES)

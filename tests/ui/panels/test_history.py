@@ -8,7 +8,7 @@ import pytest
 from kvq_core.store.sharing import key_of
 from kvq_core.store.store import open_store
 from tests.support.ui_record_factory import make_run
-from ui.panels.history import KEPT, LISTED, changed, entries_of, history_html, remember, search
+from ui.panels.history import KEPT, LISTED, changed, entries_of, history_html, listed, remember, search
 from ui.service.access import added_here, key_in
 
 
@@ -60,6 +60,12 @@ def test_a_search_finds_names_prompts_and_lanes_though_misspelt(find: str) -> No
     kept[1] = {**kept[1], "titles": "Lane 1, Lane 2"}
     assert search(kept, find)[0]["id"] == kept[1]["id"]
     assert search(kept, "qqqqqqqq") == []
+
+
+def test_a_search_stays_when_a_run_joins_the_list() -> None:
+    find, html = listed(made("A tide mill", "A lighthouse"), "tide")
+    assert find["visible"] and "value" not in find
+    assert "A tide mill" in html and "A lighthouse" not in html
 
 
 def test_older_runs_are_folded_and_the_oldest_given_up() -> None:

@@ -9,10 +9,11 @@ from kvq_core.errors import KvqError
 from kvq_core.store.store import open_store
 from kvq_core.studies.estimate import estimate
 from kvq_core.studies.spec import parse_study
+from kvq_core.studies.tasks import SUITES
 from tests.support.study_models import LANES, prompt, study_data, write_model
 from ui.form.lanes import from_spec
 from ui.study.asked import FILE, TASKS, Form, study_of
-from ui.study.form import estimate_of, tokens_of
+from ui.study.form import estimate_of
 from ui.study.quote import admit, quote, quote_html
 
 
@@ -74,7 +75,7 @@ def test_bad_input_is_named_with_its_line_and_the_rest_kept_where_asked(lanes):
 
 def test_tasks_take_lengths_depths_and_their_own_number_of_tokens(lanes):
     spec = study_of(
-        Form(way=TASKS, n=4, lengths="40, 80", depths="0, 1", new_tokens=tokens_of(TASKS, "needle")), lanes
+        Form(way=TASKS, n=4, lengths="40, 80", depths="0, 1", new_tokens=SUITES["needle"].new_tokens), lanes
     ).spec
     prompts, _ = spec.prompts.read()
     assert [(each.facts["words"], each.facts["depth"]) for each in prompts] == [(40, 0), (40, 1), (80, 0), (80, 1)]
