@@ -115,6 +115,26 @@ def test_two_tabs_keep_one_list_of_runs(quick, open_page):
     first.wait_for_function(f"{RUNS} === '[\"Baseline\"]'")
 
 
+def test_a_name_that_is_typed_goes_on_when_a_run_joins_the_list(quick, open_page, engine):
+    page = open_page(f"{quick}/?preset=first-look")
+    page.wait_for_selector("#lane-row-3")
+    run(page)
+    page.wait_for_selector("#runs a")
+    unfold(page)
+    page.locator("#prompt textarea").fill("Joins")
+    engine.free.clear()
+    run(page)
+    page.locator(".naming summary").first.click()
+    page.locator("[data-run-name]").first.press_sequentially("Base line")
+    for _ in range(5):
+        page.keyboard.press("ArrowLeft")
+    engine.free.set()
+    page.wait_for_function("document.querySelector('#runs a')?.innerText == 'Joins'")
+    page.keyboard.type("!")
+    page.keyboard.press("Enter")
+    page.wait_for_function(f'{RUNS} === \'["Joins","Base! line"]\'')
+
+
 @pytest.mark.long("page", sample=0)
 def test_runs_are_named_found_and_forgotten_and_what_is_seen_is_shared(quick, open_page):
     page = open_page(f"{quick}/?preset=first-look")

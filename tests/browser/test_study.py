@@ -39,10 +39,16 @@ def journey(server, open_page) -> None:
     page = open_page(f"{server}/?study&c={form}")
     page.wait_for_selector("#study-welcome h1")
     assert not page.locator("#page").is_visible() and page.locator("[data-place=study][aria-current=page]").is_visible()
+    second = page.context.new_page()
+    second.goto(f"{server}/?study")
+    second.wait_for_selector("#studies .muted")
     ask(page)
     run(page)
     shared = page.url
-    assert len(shared.split("study=")[1].split("&")[0]) == 16
+    own = shared.split("study=")[1].split("&")[0]
+    second.wait_for_selector(f"#studies a[href$='{own}']")  # the list is the browser's, in every tab
+    second.close()
+    assert len(own) == 16
     read(page)
     open_cell(page)
     other = open_page(shared, width=390)

@@ -144,13 +144,11 @@ def _wire_result(place: DecidePlace) -> None:
         if shown.get("own"):
             kept = remember(mine, place.results.read(study), key_for(services, study))
         link = link_html(decision.id, request)
-        listed = gr.update(choices=choices(kept))
         return [
             *draw(decision, services, place.results, page_address(request), _unkept(place, decision, request)),
             link,
             gr.update(visible=hidden(services, study)),
             kept,
-            listed,
         ]
 
     def cell(raw: str, shown: dict[str, Any] | None, mine: Any, request: gr.Request) -> Any:
@@ -166,11 +164,12 @@ def _wire_result(place: DecidePlace) -> None:
             return [notice("This cannot be shared", str(error)), gr.skip()]
         return [link_html(decision.id, request), gr.update(visible=False)]
 
-    outputs = [*result.outputs, result.link, result.private, place.mine, place.form.study]
+    outputs = [*result.outputs, result.link, result.private, place.mine]
     result.shown.change(show, [result.shown, place.mine], outputs, **QUIET, concurrency_limit=4)
     result.cell.pick.change(cell, [result.cell.pick, result.shown, place.mine], result.cell.words, **SWIFT)
     result.share.click(publish, [result.shown, place.mine], [result.link, result.private], **SWIFT)
     result.link.change(None, result.link, None, js=FOLLOW_JS, **SWIFT)
+    place.mine.change(lambda mine: gr.update(choices=choices(mine)), place.mine, place.form.study, **SWIFT)
 
 
 def _unkept(place: DecidePlace, decision: Decision, request: gr.Request) -> str:

@@ -7,6 +7,7 @@
     drafted();
     enter();
     runHeard();
+    nameOn();
     carry();
     along();
     readWords();
@@ -122,18 +123,6 @@
     const image = event.target.closest?.("[data-image]");
     if (image) images(image.dataset.image, image.closest("#study, #decide")?.id);
   });
-  // Runs of this browser are named where they are listed.
-  const toldRun = (told) => write("#history-told", JSON.stringify({ ...told, at: performance.now() }));
-  const nameRun = ({ target }) => target.dataset?.runName && toldRun({ run: target.dataset.runName, name: target.value });
-  document.addEventListener("change", nameRun);
-  // Each tab holds the whole list: what changes in one is told to the others, which would write over it else.
-  const tabsOfRuns = new BroadcastChannel("kvq-runs");
-  let listedRuns = new Map(); // id -> entry, as text
-  tabsOfRuns.onmessage = ({ data }) => {
-    const put = data.put.filter((entry) => listedRuns.get(entry.id) !== JSON.stringify(entry));
-    const gone = data.gone.filter((id) => listedRuns.has(id));
-    if (put.length + gone.length) toldRun({ put, gone });
-  };
   // The page's base address would take a link to a part of it away from the run that is shown.
   document.addEventListener("click", (event) => {
     const part = document.getElementById(event.target.closest?.('header nav a[href^="#"]')?.hash.slice(1) ?? "");
@@ -275,13 +264,7 @@
       if (read) outline();
       if (reading) renderReading();
     },
-    runs: (entries) => {
-      const now = new Map((entries ?? []).map((entry) => [entry.id, JSON.stringify(entry)]));
-      const put = (entries ?? []).filter(({ id }) => listedRuns.get(id) !== now.get(id));
-      const gone = [...listedRuns.keys()].filter((id) => !now.has(id));
-      listedRuns = now;
-      if (put.length + gone.length) tabsOfRuns.postMessage({ put, gone });
-    },
+    lists,
     pick: (pick) => send(pick),
     // As the server says, unless somebody is on the way to another one.
     told: (token) => {

@@ -16,6 +16,7 @@ from kvq_core.store.sharing import listed_runs as on_list
 from kvq_core.store.store import Store
 from ui.html.escape import safe, shorten
 from ui.html.numbers import plural
+from ui.service.lists import tell_tabs, together
 from ui.service.services import SWIFT, Services
 
 KEPT = 100
@@ -25,13 +26,12 @@ ALIKE = 75  # of 100, how like the best part of an entry a search must be
 NAMED = 60  # characters of a name
 SEARCHED = ("name", "prompt", "titles", "model", "when", "id")
 MOST_BESIDE = 2_000  # characters of the runs beside one
-TELL_TABS = "(entries) => window.kvq?.runs(entries)"
 _ID = re.compile(r"[0-9a-f]{8,64}")
 
 
 @dataclass
 class History:
-    """``told`` is written by js/page.js: which run is named, or forgotten."""
+    """``told`` is written by js/lists.js: which run is named, or forgotten."""
 
     kept: gr.BrowserState
     find: gr.Textbox
@@ -73,7 +73,7 @@ def wire_history(panel: History) -> None:
         return [kept, gr.update(visible=len(kept) > 1 or bool(find)), history_html(kept, find)]
 
     panel.told.change(change, [panel.told, panel.kept, panel.find], [panel.kept, *panel.outputs], **SWIFT)
-    panel.kept.change(None, panel.kept, None, js=TELL_TABS, **SWIFT)
+    panel.kept.change(None, panel.kept, None, js=tell_tabs("runs"), **SWIFT)
 
 
 def create_shared(services: Services) -> None:
@@ -130,21 +130,13 @@ def changed(kept: Any, raw: str) -> list[dict[str, str]]:
     try:
         told = json.loads(raw)
         if "put" in told:
-            return _together(entries, entries_of(told["put"]), set(told.get("gone", ())))
+            return together(entries, entries_of(told["put"]), set(told.get("gone", ())), KEPT)
         run, name = told["run"], told.get("name")
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
         return entries
     if name is None:
         return [entry for entry in entries if entry["id"] != run]
     return [{**entry, "name": shorten(str(name), NAMED)} if entry["id"] == run else entry for entry in entries]
-
-
-def _together(entries: list[dict[str, str]], put: list[dict[str, str]], gone: set[str]) -> list[dict[str, str]]:
-    """Those of another tab in their places, new ones first."""
-    new = {entry["id"]: entry for entry in put}
-    there = {entry["id"] for entry in entries}
-    first = [entry for entry in put if entry["id"] not in there]
-    return [*first, *(new.get(entry["id"], entry) for entry in entries if entry["id"] not in gone)][:KEPT]
 
 
 def listed(kept: Any, find: str = "") -> list[Any]:

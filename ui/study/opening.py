@@ -3,6 +3,7 @@
 On a public instance a study opens, as a run does, for whoever holds its key until its maker shares it.
 """
 
+import json
 import threading
 from collections import OrderedDict
 from typing import Any
@@ -17,6 +18,7 @@ from kvq_core.studies.study import stored_study, study_spec
 from ui.html.escape import safe
 from ui.html.numbers import plural
 from ui.service.access import key_in
+from ui.service.lists import together
 from ui.service.services import Services
 
 KEPT = 20  # studies of a browser's list
@@ -104,6 +106,16 @@ def mine_of(mine: Any) -> list[dict[str, str]]:
     entries = mine if isinstance(mine, list) else []
     found = [{name: str(e.get(name, ""))[:200] for name in names} for e in entries[:KEPT] if isinstance(e, dict)]
     return [entry for entry in found if entry["id"].isalnum()]
+
+
+def taken_over(mine: Any, raw: str) -> list[dict[str, str]]:
+    """A browser's list with what another of its tabs did, as js/lists.js tells it: anybody's text."""
+    entries = mine_of(mine)
+    try:
+        told = json.loads(raw)
+        return together(entries, mine_of(told["put"]), set(told.get("gone", ())), KEPT)
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
+        return entries
 
 
 def mine_html(mine: Any) -> str:

@@ -7,10 +7,12 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from kvq_core.studies.result import StudyResult
+from ui.service.lists import tell_tabs
+from ui.service.services import SWIFT
 from ui.study.cell import OPENING, CellPanel, create_cell
 from ui.study.form import FormPanel, create_form, wire_form
 from ui.study.going import Studies
-from ui.study.opening import mine_html
+from ui.study.opening import mine_html, taken_over
 from ui.study.results import ResultPanel, create_result
 from ui.study.watching import STUDY
 
@@ -62,7 +64,8 @@ def arrange_study(studies: Studies, compare_lanes: gr.State) -> StudyPlace:
             mine = gr.BrowserState([], storage_key="kvq-explorer-studies", secret="kvq-explorer")
             with gr.Column(elem_classes=["card"], elem_id="study-mine"):
                 gr.HTML("<h2>Your studies</h2>")
-                listing = gr.HTML(mine_html([]))
+                listing = gr.HTML(mine_html([]), elem_id="studies")
+                told = gr.Textbox(visible="hidden", elem_id="study-told", show_label=False)
         with gr.Column(elem_id="study-right", min_width=0):
             status = gr.HTML("", elem_id="study-status")
             go_on = gr.Button("Go on", visible=False, elem_id="study-go-on", size="sm")
@@ -70,6 +73,7 @@ def arrange_study(studies: Studies, compare_lanes: gr.State) -> StudyPlace:
             result, cell = create_result(create_cell)
             welcome = gr.HTML(WELCOME, elem_id="study-welcome")
     wire_form(form, compare_lanes, studies.services.store)
+    wire_tabs(mine, listing, told)
     return StudyPlace(
         studies,
         form,
@@ -84,3 +88,14 @@ def arrange_study(studies: Studies, compare_lanes: gr.State) -> StudyPlace:
         listing,
         gr.State(NO_TICKET),
     )
+
+
+def wire_tabs(mine: gr.BrowserState, listing: gr.HTML, told: gr.Textbox) -> None:
+    """What is begun in one tab is in the list of the others."""
+
+    def take_over(raw: str, kept: Any) -> list[Any]:
+        kept = taken_over(kept, raw)
+        return [kept, mine_html(kept)]
+
+    told.change(take_over, [told, mine], [mine, listing], **SWIFT)
+    mine.change(None, mine, None, js=tell_tabs("studies"), **SWIFT)

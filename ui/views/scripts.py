@@ -21,6 +21,7 @@ PARTS = (
         "take",
         "cards",
         "study",
+        "lists",
     ),
     *("decide", "numbers", "interval", "span", "along", "worst", "words", "replay", "page"),
 )

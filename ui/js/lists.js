@@ -1,0 +1,53 @@
+  // Each tab holds the whole of a list that the browser keeps: what changes in one is told to the others, which would
+  // write over it else. told: hands on what another tab did.
+  const listOfTabs = (name, told) => {
+    const channel = new BroadcastChannel(`kvq-${name}`);
+    let known = new Map(); // id -> entry, as text
+    channel.onmessage = ({ data }) => {
+      const put = data.put.filter((entry) => known.get(entry.id) !== JSON.stringify(entry));
+      const gone = data.gone.filter((id) => known.has(id));
+      if (put.length + gone.length) told({ put, gone });
+    };
+    return (entries) => {
+      const now = new Map((entries ?? []).map((entry) => [entry.id, JSON.stringify(entry)]));
+      const put = (entries ?? []).filter(({ id }) => known.get(id) !== now.get(id));
+      const gone = [...known.keys()].filter((id) => !now.has(id));
+      known = now;
+      if (put.length + gone.length) channel.postMessage({ put, gone });
+    };
+  };
+  const tells = (box) => (told) => write(box, JSON.stringify({ ...told, at: performance.now() }));
+  const toldRun = tells("#history-told");
+  const lists = { runs: listOfTabs("runs", toldRun), studies: listOfTabs("studies", tells("#study-told")) };
+
+  // Runs are named where they are listed. A run that joins the list writes it anew, into the elements that are there: the
+  // name that is being typed moves on with its run.
+  let naming = null;
+  let movesOn = false;
+  const keepName = ({ target }) => {
+    const run = target?.dataset?.runName;
+    if (run) naming = { run, input: target, value: target.value, caret: target.selectionStart };
+  };
+  for (const kind of ["focusin", "input", "keyup", "pointerup"]) document.addEventListener(kind, keepName);
+  document.addEventListener("focusout", ({ target }) => {
+    if (target === naming?.input) setTimeout(() => target === naming?.input && target !== document.activeElement && (naming = null));
+  });
+  document.addEventListener("change", ({ target }) => {
+    if (target.dataset?.runName && !movesOn) toldRun({ run: target.dataset.runName, name: target.value });
+  });
+  const nameOn = () => {
+    if (!naming) return;
+    const { run, input: before, value, caret } = naming;
+    const input = document.querySelector(`[data-run-name="${run}"]`);
+    if (input === before && input.closest("details").open) return;
+    const left = ![before, document.body, null].includes(document.activeElement);
+    naming = null;
+    if (input !== before) before.value = before.defaultValue;
+    if (!input || left) return;
+    for (let fold = input.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+    input.value = value;
+    movesOn = true;
+    input.focus({ preventScroll: true });
+    movesOn = false;
+    input.setSelectionRange(caret, caret);
+  };
