@@ -2,13 +2,17 @@
   // of a lane goes or comes in the next frame; then figures in sight close their rows and axes, and the others once
   // nobody has switched for a while, or when they come into sight.
   const off = new Set();
-  const switched = document.head.appendChild(document.createElement("style"));
   const stressed = document.head.appendChild(document.createElement("style"));
   let run = null; // whose lanes they are
   const stateOf = () => [...off].sort((one, other) => one - other).join(".");
   const rowOf = (element) => element?.closest?.("#legend li[data-of]");
+  // By a class of each: for a sheet that changes the browser looks through the whole page. What the server writes anew is
+  // without it, see page.js.
+  const hideLanes = () => {
+    for (const part of document.querySelectorAll("#right [data-of]")) part.classList.toggle("switched-off", off.has(Number(part.dataset.of)));
+  };
   const apply = () => {
-    switched.textContent = [...off].map((at) => `#right [data-of="${at}"]`).join(", ") + (off.size ? " { display: none !important; }" : "");
+    hideLanes();
     for (const row of document.querySelectorAll("#legend li[data-of]")) {
       const on = !off.has(Number(row.dataset.of));
       row.classList.toggle("off", !on);
@@ -17,7 +21,20 @@
     const all = document.querySelector("#legend [data-lanes=all]");
     if (all) all.hidden = !off.size;
   };
+  // The table of a run with many lanes takes the frame as long as all else on the page: out of sight it is left out of it.
+  const spareTable = () => {
+    const table = document.getElementById("score-table");
+    if (!table || inSight(table)) return;
+    const { width, height } = table.getBoundingClientRect();
+    table.style.containIntrinsicSize = `${width}px ${height}px`;
+    table.style.contentVisibility = "hidden";
+  };
+  const showTable = () => {
+    const table = document.getElementById("score-table");
+    if (table) table.style.contentVisibility = "";
+  };
   const redraw = () => {
+    spareTable();
     apply();
     for (const [trace, lane] of traces()) trace.style.display = off.has(lane) ? "none" : "";
     restUntil = performance.now() + REST_MS;
@@ -25,6 +42,7 @@
     framed(() => {
       if (awaitsFrame !== mine) return; // another switch came meanwhile
       awaitsFrame = null;
+      showTable();
       drawInSight();
     });
   };

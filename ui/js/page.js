@@ -1,6 +1,7 @@
   const arrange = () => {
     tabs();
     lanes();
+    if (off.size) hideLanes();
     compare();
     tour();
     count();
