@@ -29,6 +29,9 @@ from ui.figures.steps import by_steps
 from ui.html.colors import ACCENT, MARK
 
 Kind = Literal["key", "value"]
+ROW, FRAME = 26, 92  # px of a lane's row in a heatmap of lanes, and of what is around its rows
+MAP_ROW, MAP_GAP, MAP_FRAME = 84, 26, 80  # px of a lane's row in the score map, between two, and around them
+HEADING = 66  # px of what stands above the second of two figures in one column
 OVER = {"axis": "y", "of": "step"}  # what is marked in the score map, see js/along.js
 CONSTANT = "▴"  # below layers whose keys carry a constant
 # measure -> (array, unit, factor to the unit, what it is): those of keys and values apart, those of both together
@@ -152,6 +155,15 @@ def captured_indices(record: Record, layer: int, head: int) -> tuple[int, int] |
     return (info.layers.index(layer), info.heads.index(head)) if keeps(record, layer, head) else None
 
 
+def rows_beside(lanes: int) -> tuple[int, int]:
+    """Heights in px of a lane's row in the score map, and in each of the two heatmaps of lanes that stand one above the
+    other beside it, the first with the reference's row too: both columns end together, whatever the number of lanes."""
+    rows, frames = 2 * lanes + 1, 2 * FRAME + HEADING
+    gaps = MAP_FRAME + MAP_GAP * (lanes - 1)
+    high = max(MAP_ROW, round((frames + ROW * rows - gaps) / lanes))
+    return high, max(ROW, round((gaps + high * lanes - frames) / rows))
+
+
 def score_map(
     record: Record, arrays: Arrays, layer: int, head: int, step: int = 0, centred: bool = True
 ) -> go.Figure | None:
@@ -164,7 +176,12 @@ def score_map(
         return None
     info = record.capture
     top = max(float(np.nanquantile(np.abs(delta), 0.999)) for *_, delta in lanes)
-    figure = lane_rows([label_of(lane) for _, lane, _ in lanes], 84, [color_of(record, i) for i, _, _ in lanes], gap=26)
+    figure = lane_rows(
+        [label_of(lane) for _, lane, _ in lanes],
+        rows_beside(len(lanes))[0],
+        [color_of(record, i) for i, _, _ in lanes],
+        gap=MAP_GAP,
+    )
     for row, (index, lane, delta) in enumerate(lanes, 1):
         heat = go.Heatmap(
             z=as_int8(delta, top),

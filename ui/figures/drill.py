@@ -19,7 +19,7 @@ from ui.figures.base import (
     sequential,
     symbols_of,
 )
-from ui.figures.damage import captured_indices, key_counts
+from ui.figures.damage import FRAME, ROW, captured_indices, key_counts, rows_beside
 from ui.figures.steps import sink_steps
 
 FLOOR = 1e-3  # percent: attention is drawn on a log scale from here
@@ -49,7 +49,7 @@ def attention_rows(record: Record, arrays: Arrays, layer: int, head: int, step: 
     edges = np.asarray(record.capture.position_edges)
     there = edges[:-1] < key_counts(record, [record.capture.attention_steps[at] + 1])  # nobody reads what is to come
     mass = [100 * (np.asarray(codes[at, place[0], place[1]], np.float32)[there] / 255) ** 2 for *_, codes in held]
-    figure = canvas(92 + 26 * len(held))
+    figure = canvas(FRAME + rows_beside(len(held) - 1)[1] * len(held))
     figure.add_heatmap(
         x=round_values(((edges[:-1] + edges[1:] - 1) / 2)[there], 1),
         y=[name for _, name, _ in held],
@@ -93,7 +93,7 @@ def channel_errors(record: Record, arrays: Arrays, kind: str, layer: int, kv_hea
         energy = held[layer, kv_head].astype(np.float64)
         indices = [-1, *indices]
         names, rows = ["energy held", *names], [100 * energy / max(energy.sum(), 1e-30), *rows]
-    figure = canvas(92 + 26 * len(rows))
+    figure = canvas(FRAME + ROW * len(rows))
     figure.add_heatmap(
         z=round_values(np.stack(rows), 3),
         y=names,
@@ -116,7 +116,7 @@ def sink_change(record: Record, arrays: Arrays) -> go.Figure | None:
     if not lanes:
         return None
     rows = np.stack([change for *_, change in lanes])
-    figure = canvas(92 + 26 * len(lanes))
+    figure = canvas(FRAME + rows_beside(len(lanes))[1] * len(lanes))
     figure.add_heatmap(
         z=round_values(rows, 3),
         y=[label_of(lane, 20) for _, lane, _ in lanes],

@@ -12,7 +12,7 @@ from kvq_core.record.part import TOGETHER
 from tests.support.ui_record_factory import LAYERS, QUERY_HEADS, make_run
 from ui import figures as f
 from ui.figures.base import decades
-from ui.figures.damage import worst_head
+from ui.figures.damage import HEADING, worst_head
 from ui.figures.rate import DISTORTIONS
 from ui.html.colors import lane_color
 
@@ -159,3 +159,11 @@ def test_a_legend_tells_inside_from_outside():
     record, arrays = make_run(lanes=2)
     inside, outside = f.error_split(record, arrays, 5).data
     assert (inside.opacity, outside.opacity) == (1.0, 0.35)  # of the trace: a legend ignores the markers' own
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 5, 8])
+def test_the_score_map_is_as_tall_as_the_two_figures_beside_it(lanes: int) -> None:
+    record, arrays = make_run(lanes=lanes)
+    tall, first = f.score_map(record, arrays, 3, 2), f.attention_rows(record, arrays, 3, 2, 8)
+    beside = first.layout.height + f.sink_change(record, arrays).layout.height + HEADING
+    assert abs(tall.layout.height - beside) <= lanes + 1  # rounded to px a row
