@@ -30,7 +30,8 @@ AHEAD = """() => new Promise((done) => {
   window.Plotly.react = (...figure) => { if (!drawn++) setTimeout(pressed); return react(...figure); };
   press(1);
 })"""
-CARDS = "[...document.querySelectorAll('#cards .answer')].filter(card => card.checkVisibility()).map(card => card.id)"
+CARDS = """[...document.querySelectorAll('#cards .answer')]
+  .filter(card => getComputedStyle(card).display !== 'none').map(card => card.id)"""
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,29 @@ def test_a_switch_is_on_the_screen_before_figures_of_the_one_before_it_are_drawn
     page.wait_for_function("new URLSearchParams(location.search).get('off') === '1.2'")
     page.locator("#legend [data-lanes=all]").click()
     page.wait_for_function(f"({DRAWN})().join() === '0,1,2,3'")
+
+
+def test_what_is_out_of_sight_is_spared_for_one_frame_and_no_longer(page):
+    spared = "['answers', 'score-table'].filter(id => document.getElementById(id).style.contentVisibility === 'hidden')"
+    page.evaluate("document.getElementById('views').scrollIntoView()")
+    tall = page.evaluate("document.getElementById('answers').offsetHeight")
+    page.evaluate("document.querySelector(\"#legend [data-switch='1']\").click()")
+    assert page.evaluate(spared) in ([], ["answers", "score-table"])  # the frame may have come
+    page.wait_for_function(f"!{spared}.length")
+    page.wait_for_selector("#card-2", state="hidden")
+    switch(page, 1).click()
+    page.wait_for_function(f"!{spared}.length")
+    page.wait_for_selector("#card-2", state="visible")
+    page.wait_for_function("tall => document.getElementById('answers').offsetHeight === tall", arg=tall)
+
+
+def test_a_lane_that_is_off_stays_so_in_what_the_server_writes_anew(page):
+    switch(page, 1).click()
+    page.wait_for_selector("#card-2", state="hidden")
+    page.evaluate("document.querySelector('#cards').innerHTML += ''")  # all elements are others now
+    page.wait_for_selector("#card-2", state="hidden")
+    switch(page, 1).click()
+    page.wait_for_selector("#card-2", state="visible")
 
 
 def test_a_lane_is_shown_alone_and_emphasised_by_mouse_and_keyboard(page):

@@ -21,20 +21,22 @@
     const all = document.querySelector("#legend [data-lanes=all]");
     if (all) all.hidden = !off.size;
   };
-  // The table of a run with many lanes takes the frame as long as all else on the page: out of sight it is left out of it.
-  const spareTable = () => {
-    const table = document.getElementById("score-table");
-    if (!table || inSight(table)) return;
-    const { width, height } = table.getBoundingClientRect();
-    table.style.containIntrinsicSize = `${width}px ${height}px`;
-    table.style.contentVisibility = "hidden";
+  // What has thousands of elements of a run with many lanes is left out of the frame where it is out of sight.
+  const LARGE = ["answers", "score-table"];
+  let spared = [];
+  const spare = () => {
+    for (const part of LARGE.map((id) => document.getElementById(id)).filter((part) => part && !inSight(part) && !spared.includes(part))) {
+      const { width, height } = part.getBoundingClientRect();
+      part.style.containIntrinsicSize = `${width}px ${height}px`;
+      part.style.contentVisibility = "hidden";
+      spared.push(part);
+    }
   };
-  const showTable = () => {
-    const table = document.getElementById("score-table");
-    if (table) table.style.contentVisibility = "";
+  const showSpared = () => {
+    for (const part of spared) part.style.contentVisibility = part.style.containIntrinsicSize = "";
+    spared = [];
   };
   const redraw = () => {
-    spareTable();
     apply();
     for (const [trace, lane] of traces()) trace.style.display = off.has(lane) ? "none" : "";
     restUntil = performance.now() + REST_MS;
@@ -42,7 +44,7 @@
     framed(() => {
       if (awaitsFrame !== mine) return; // another switch came meanwhile
       awaitsFrame = null;
-      showTable();
+      showSpared();
       drawInSight();
     });
   };
@@ -69,6 +71,7 @@
     told();
   };
   const told = () => {
+    spare();
     redraw();
     framed(() => window.kvqVisit?.remember("off", stateOf())); // a new address takes a frame's time
   };
