@@ -289,12 +289,9 @@ def _wire_visit(blocks: gr.Blocks, page: Page, places: tuple[StudyPlace, DecideP
     brought = blocks.load(bring, [page.past.kept, page.views.on_page], page.run, **SWIFT)
     brought.then(lambda shown: gr.skip() if shown.get("run") else canvas(10), page.run, page.plotly, **SWIFT)
     arrived = blocks.load(arrive, [page.past.kept, page.draft], outputs, js=VISIT_JS, **SWIFT)
-    for visit, form in (
-        (arrived, "left"),
-        (wire_visit(places[0], arrived), "study-left"),
-        (places[1].wire_visit(arrived), "decide-left"),
-    ):
-        filled(visit, form)
+    filled(arrived, "left")
+    filled(wire_visit(places[0], arrived), "study-left")
+    filled(places[1].wire_visit(arrived), "decide-left")
     blocks.load(None, None, None, js=PAGE_JS)
     blocks.load(listed, page.past.kept, page.past.outputs, **SWIFT)
     blocks.unload(leave)

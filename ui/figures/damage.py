@@ -176,12 +176,8 @@ def score_map(
         return None
     info = record.capture
     top = max(float(np.nanquantile(np.abs(delta), 0.999)) for *_, delta in lanes)
-    figure = lane_rows(
-        [label_of(lane) for _, lane, _ in lanes],
-        rows_beside(len(lanes))[0],
-        [color_of(record, i) for i, _, _ in lanes],
-        gap=MAP_GAP,
-    )
+    titles, colors = [label_of(lane) for _, lane, _ in lanes], [color_of(record, index) for index, _, _ in lanes]
+    figure = lane_rows(titles, rows_beside(len(lanes))[0], colors, gap=MAP_GAP)
     for row, (index, lane, delta) in enumerate(lanes, 1):
         heat = go.Heatmap(
             z=as_int8(delta, top),
