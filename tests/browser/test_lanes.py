@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
 from tests.browser.conftest import visits
 from tests.browser.pages import KEEPS
@@ -20,6 +21,9 @@ CLEAR = """id => {
   return box.top >= top && box.bottom <= Math.min(innerHeight, launch.top > box.top ? launch.top : innerHeight);
 }"""
 FOCUS = "document.activeElement.id"
+EDGES = """() => ["header", "#launch", "#lanes"]
+  .map(part => document.querySelector(part).getBoundingClientRect().toJSON())
+  .concat(document.activeElement.outerHTML.slice(0, 200), document.activeElement.getBoundingClientRect().toJSON())"""
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +87,10 @@ def test_what_the_keyboard_reaches_is_not_under_the_card_of_run(form):
         reached.append(page.evaluate(FOCUS))
         if not page.evaluate("document.activeElement.closest('#lanes')"):
             break
-        page.wait_for_function(CLEAR, timeout=5_000)  # the card of Run may have grown just now
+        try:
+            page.wait_for_function(CLEAR, timeout=5_000)  # the card of Run may have grown just now
+        except PlaywrightTimeoutError:
+            raise AssertionError(f"Covered: {page.evaluate(EDGES)}") from None
     assert "lane-row-1" in reached and "add-lane" in reached
 
 

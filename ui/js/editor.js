@@ -39,16 +39,19 @@
   document.addEventListener("kvq-filled", () => (edits = { uid: null, values: {} }));
   // What was changed in a lane just before Run is part of it: Run waits until the server has read that, or a while.
   const HEARD_MS = 10000;
-  let runs = false;
+  let runWaits = null; // the timer of that
+  const pressRun = () => {
+    clearTimeout(runWaits);
+    runWaits = null;
+    document.getElementById("run").click();
+  };
   document.addEventListener("click", (event) => {
     if (!event.target.closest?.("#run") || isHeard() || performance.now() - toldAt > HEARD_MS) return;
     event.stopImmediatePropagation();
-    runs = true;
+    runWaits ??= setTimeout(pressRun, HEARD_MS);
   }, true);
   const runHeard = () => {
-    if (!runs || !isHeard()) return;
-    runs = false;
-    document.getElementById("run").click();
+    if (runWaits !== null && isHeard()) pressRun();
   };
   const valueOf = (input) => {
     if (input.type === "checkbox") return input.checked;

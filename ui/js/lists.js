@@ -24,30 +24,33 @@
   // name that is being typed moves on with its run.
   let naming = null;
   let movesOn = false;
-  const keepName = ({ target }) => {
-    const run = target?.dataset?.runName;
-    if (run) naming = { run, input: target, value: target.value, caret: target.selectionStart };
+  const beginsName = (input, typed) => {
+    if (input.dataset?.runName) naming = { run: input.dataset.runName, input, typed };
   };
-  for (const kind of ["focusin", "input", "keyup", "pointerup"]) document.addEventListener(kind, keepName);
+  document.addEventListener("focusin", ({ target }) => beginsName(target, movesOn));
+  document.addEventListener("input", ({ target }) => beginsName(target, true));
   document.addEventListener("focusout", ({ target }) => {
     if (target === naming?.input) setTimeout(() => target === naming?.input && target !== document.activeElement && (naming = null));
   });
   document.addEventListener("change", ({ target }) => {
-    if (target.dataset?.runName && !movesOn) toldRun({ run: target.dataset.runName, name: target.value });
+    if (!target.dataset?.runName || movesOn) return;
+    naming = null;
+    toldRun({ run: target.dataset.runName, name: target.value });
   });
   const nameOn = () => {
     if (!naming) return;
-    const { run, input: before, value, caret } = naming;
+    const { run, input: before, typed } = naming;
     const input = document.querySelector(`[data-run-name="${run}"]`);
     if (input === before && input.closest("details").open) return;
     const left = ![before, document.body, null].includes(document.activeElement);
+    const { value, selectionStart } = before;
     naming = null;
     if (input !== before) before.value = before.defaultValue;
     if (!input || left) return;
     for (let fold = input.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
-    input.value = value;
+    input.value = typed ? value : input.defaultValue;
     movesOn = true;
     input.focus({ preventScroll: true });
     movesOn = false;
-    input.setSelectionRange(caret, caret);
+    input.setSelectionRange(selectionStart, selectionStart);
   };
