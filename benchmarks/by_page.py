@@ -10,6 +10,7 @@ TOLD: dict[str, tuple[str, str, float]] = {
     "first_paint_s": ("first paint", "{:.2f} s", 1),
     "layout_shift": ("layout shift", "{:.3f}", 1),
     "bytes": ("before any view is opened", "{:.2f} MB", 1e6),
+    "view_bytes": ("each view's data, the largest", "{:.0f} KB", 1e3),
     "switch_ms": ("switching a lane, in the slowest view", "{:.0f} ms", 1),
     "heap_mb": ("JavaScript heap, every view opened", "{:.0f} MB", 1),
 }

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from statistics import median
 
@@ -58,17 +59,22 @@ class Visit:
         self.page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
         self.page.set_default_timeout(180_000)
         self.page.add_init_script(WATCH)
-        self.session, self.received, addresses = self.page.context.new_cdp_session(self.page), {}, {}
+        self.session, self.received = self.page.context.new_cdp_session(self.page), Counter()
+        addresses, parts = {}, Counter()
         self.session.send("Network.enable")
         if slow:
             self.session.send("Network.emulateNetworkConditions", SLOW)
         self.session.on("Network.requestWillBeSent", lambda e: addresses.update({e["requestId"]: e["request"]["url"]}))
 
-        def came(event: dict) -> None:
-            url = addresses.get(event["requestId"], "?")
-            self.received[url] = self.received.get(url, 0) + event["encodedDataLength"]
+        def came(event: dict, ended: bool = False) -> None:
+            """Bytes as they come: a view comes in a stream that ends later. What ended is told whole, with headers."""
+            request, size = event["requestId"], event["encodedDataLength"]
+            more = size - parts[request] if ended else size
+            parts[request] += more
+            self.received[addresses.get(request, "?")] += more
 
-        self.session.on("Network.loadingFinished", came)
+        self.session.on("Network.dataReceived", came)
+        self.session.on("Network.loadingFinished", lambda event: came(event, ended=True))
         self.page.goto(address)
 
     @property
