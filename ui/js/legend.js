@@ -4,6 +4,7 @@
   const off = new Set();
   const stressed = document.head.appendChild(document.createElement("style"));
   let run = null; // whose lanes they are
+  let pointedRow = null; // that the pointer was moved to
   const stateOf = () => [...off].sort((one, other) => one - other).join(".");
   const rowOf = (element) => element?.closest?.("#legend li[data-of]");
   // By a class of each: for a sheet that changes the browser looks through the whole page. What the server writes anew is
@@ -86,6 +87,7 @@
     const now = legend ? `${legend.dataset.run} ${legend.dataset.drawn}` : null;
     if (now === run) return;
     run = now;
+    emphasise((pointedRow = null));
     const address = new URLSearchParams(location.search);
     readOff((address.get("run") ?? legend?.dataset.run) === legend?.dataset.run ? address.get("off") : null);
   };
@@ -120,12 +122,21 @@
     event.preventDefault();
     next.querySelector("button").focus();
   });
-  for (const [kind, starts] of [["pointerover", true], ["focusin", true], ["pointerout", false], ["focusout", false]]) {
-    document.addEventListener(kind, (event) => {
-      const row = rowOf(event.target);
-      if (!row || (!starts && row.contains(event.relatedTarget))) return;
-      if (kind === "focusin" && !event.target.matches(":focus-visible")) return;
-      emphasise(starts && !row.classList.contains("off") ? Number(row.dataset.of) : null);
+  const stress = (row) => emphasise(row.classList.contains("off") ? null : Number(row.dataset.of));
+  // A pointer that rests tells nothing: the form folds at a run's end, and a lane comes to lie where Run was pressed.
+  document.addEventListener("pointermove", ({ target }) => {
+    const row = rowOf(target);
+    if (row && row !== pointedRow) stress(row);
+    pointedRow = row;
+  });
+  document.addEventListener("focusin", ({ target }) => {
+    const row = target.matches(":focus-visible") && rowOf(target);
+    if (row) stress(row);
+  });
+  for (const kind of ["pointerout", "focusout"]) {
+    document.addEventListener(kind, ({ target, relatedTarget }) => {
+      const row = rowOf(target);
+      if (row && !row.contains(relatedTarget)) emphasise((pointedRow = null));
     });
   }
   // Of a run with more lanes than are drawn together: one more, in place of the last.
