@@ -174,15 +174,15 @@ def score_map(
     lanes = _deltas(record, arrays, place, centred)
     if not lanes:
         return None
-    info = record.capture
+    info, (steps, positions) = record.capture, _edges(record)
     top = max(float(np.nanquantile(np.abs(delta), 0.999)) for *_, delta in lanes)
     titles, colors = [label_of(lane) for _, lane, _ in lanes], [color_of(record, index) for index, _, _ in lanes]
     figure = lane_rows(titles, rows_beside(len(lanes))[0], colors, gap=MAP_GAP)
     for row, (index, lane, delta) in enumerate(lanes, 1):
         heat = go.Heatmap(
             z=as_int8(delta, top),
-            x=_centres(info.position_edges),
-            y=_centres(info.step_edges),
+            x=_centres(positions),
+            y=_centres(steps),
             coloraxis="coloraxis",
             name=label_of(lane),
             meta=of_lane(index),
@@ -220,19 +220,33 @@ def _deltas(
 def _delta(record: Record, arrays: Arrays, lane: int, m: int, q: int, centred: bool) -> np.ndarray:
     """(steps, positions) in score units, NaN at positions a step cannot see yet; one head is cut out before it is
     widened from int8."""
-    codes = np.asarray(arrays[f"lane/{lane}/delta_map"][m, q], dtype=np.float32)
+    steps, positions = _edges(record)
+    held = arrays[f"lane/{lane}/delta_map"][m, q, : len(steps) - 1, : len(positions) - 1]
+    codes = np.asarray(held, dtype=np.float32)
     scale = array(arrays, f"lane/{lane}/delta_scale")
     delta = codes * (1.0 if scale is None else float(scale[m, q]))
     info = record.capture
-    reached = np.asarray(info.position_edges[:-1])[None, :] < key_counts(record, info.step_edges[1:])[:, None]
+    reached = np.asarray(positions[:-1])[None, :] < key_counts(record, steps[1:])[:, None]
     delta = np.where(reached, delta, np.nan)
     offset = array(arrays, f"lane/{lane}/delta_offset")
     if centred or offset is None:
         return delta
     of_steps = offset[info.layers[m], info.heads[q]]
-    edges = np.minimum(info.step_edges[:-1], max(0, of_steps.size - 1))
+    edges = np.minimum(steps[:-1], max(0, of_steps.size - 1))
     widths = np.maximum(1, np.diff([*edges, of_steps.size]))
     return delta + (np.add.reduceat(of_steps, edges) / widths)[:, None]
+
+
+def _edges(record: Record) -> tuple[list[int], list[int]]:
+    """Edges of the map's bins of steps and of positions. Room is held for as many tokens as were asked for; an answer
+    that ended before took fewer steps, and nothing is drawn of those that nobody took."""
+    taken = max(1, len(record.reference.token_ids) - 1)
+    held = record.capture.step_edges, record.capture.position_edges
+    return _cut(held[0], taken), _cut(held[1], int(key_counts(record, [taken])[0]))
+
+
+def _cut(edges: list[int], end: int) -> list[int]:
+    return [*(edge for edge in edges[:-1] if edge < end), min(end, edges[-1])]
 
 
 def key_counts(record: Record, steps: Sequence[int]) -> np.ndarray:

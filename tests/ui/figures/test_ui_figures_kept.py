@@ -55,6 +55,30 @@ def test_nothing_is_drawn_where_a_step_cannot_look_yet(run):
         assert np.isnan(heat(figure, figure.data[0])).sum() == (np.asarray(figure.data[0].z) == BLANK).sum() > 0
 
 
+@pytest.mark.parametrize("tokens", [2, 20, 63])
+@pytest.mark.parametrize("centred", [True, False])
+def test_steps_that_an_answer_did_not_take_are_not_drawn(run, tokens, centred):
+    """Maps hold room for as many tokens as were asked for: an answer that ends before leaves zeros there."""
+    record, arrays = run
+    ended = record.reference.model_copy(update={"token_ids": record.reference.token_ids[:tokens]})
+    short = {
+        name: part[..., : tokens - 1] if name.endswith("delta_offset") else part.clone()
+        for name, part in arrays.items()
+    }
+    edges, read = record.capture.step_edges, len(record.reference.prompt_token_ids) + tokens - 1
+    untaken = next((at for at, edge in enumerate(edges[:-1]) if edge >= tokens - 1), None)
+    for lane in range(3):
+        if untaken is not None:
+            short[f"lane/{lane}/delta_map"][:, :, untaken:] = 0
+    figure = f.score_map(record.model_copy(update={"reference": ended}), short, 3, 2, centred=centred)
+    whole = f.score_map(record, arrays, 3, 2, centred=centred)
+    for trace, other in zip(figure.data, whole.data, strict=True):
+        rows, columns = np.asarray(trace.z).shape
+        assert (len(trace.y), len(trace.x)) == (rows, columns) and trace.y[-1] < tokens - 1 and trace.x[-1] < read
+        assert list(trace.y[:-1]) == list(other.y[: rows - 1]) and list(trace.x[:-1]) == list(other.x[: columns - 1])
+        assert (np.asarray(trace.z)[-1] != BLANK).all(), "the last token reads all that are there"
+
+
 def test_energy_inside_runs_from_nothing_to_all(run):
     share = inside_share(run[1]["lane/0/key_error_energy"].numpy())
     assert share.shape[-1] == 65 and (share[..., 0] == 0).all() and abs(share[..., -1] - 1).max() < 1e-6
