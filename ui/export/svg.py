@@ -1,7 +1,7 @@
 """A Plotly figure as a static SVG, for pages that open offline: the bars, lines, points and heatmaps of figures.
 
-Plotly's own script is 4.6 MB, and turning figures into pictures takes a browser. What marks the page's selection
-(shapes) is left out; text takes the colour of the page around it.
+Plotly's own script is 4.6 MB, and turning figures into pictures takes a browser. Of shapes those with a name are drawn;
+the others mark the page's selection. Text takes the colour of the page around it.
 """
 
 import base64
@@ -37,6 +37,7 @@ def svg(figure: go.Figure) -> str:
     stacked: dict[Any, np.ndarray] = {}
     body += [_trace(figure, trace, scales, stacked) for trace in figure.data]
     body += [_note(note, inner) for note in layout.annotations]
+    body += [_mark(shape, scales) for shape in layout.shapes if shape.name]
     body += [_legend_entry(entry, left) for entry in legend]
     if layout.coloraxis.colorscale:
         body.append(_color_bar(layout.coloraxis, inner))
@@ -188,6 +189,15 @@ def _note(note: Any, inner: Box) -> str:
     """A subplot's title, in its lane's colour, above its left edge."""
     x0, y0, x1, y1 = inner
     return _text(x0 + note.x * (x1 - x0), y1 - note.y * (y1 - y0) - 5, note.text, "start", color=note.font.color)
+
+
+def _mark(shape: Any, scales: dict[str, Axis]) -> str:
+    """A line from one value of an axis to another, at a height of its subplot."""
+    across, (name, _) = scales[shape.xref], shape.yref.split()
+    up, (x0, x1) = scales[name], across.place([shape.x0, shape.x1])
+    y = up.start + shape.y0 * (up.end - up.start)
+    color, width = shape.line.color, shape.line.width
+    return f'<path d="M{x0:.1f} {y:.1f}L{x1:.1f} {y:.1f}" stroke="{color}" stroke-width="{width}"/>'
 
 
 def _label_room(figure: go.Figure) -> float:

@@ -19,6 +19,7 @@ class Axis:
     low: float = 0.0
     high: float = 1.0
     log: bool = False
+    step: float | None = None  # between ticks, where the figure says it
     names: list[str] = field(default_factory=list)  # categories, at 0, 1, 2, ...
 
     def place(self, values: Any) -> np.ndarray:
@@ -37,7 +38,7 @@ class Axis:
             steps = (1, 2, 5) if high - low < 2.5 else (1,)
             found = [m * 10.0**e for e in range(math.floor(low), math.ceil(high) + 1) for m in steps]
             return [(float(self.place(v)), significant(v, 1)) for v in found if low <= math.log10(v) <= high]
-        step = _nice((high - low) / 5)
+        step = self.step or _nice((high - low) / 5)
         digits = max(0, -math.floor(math.log10(step)))
         first = math.ceil(low / step - 1e-9)
         values = [step * n for n in range(first, math.floor(high / step + 1e-9) + 1)]
@@ -58,7 +59,7 @@ def axes(figure: go.Figure, inner: tuple[float, float, float, float]) -> dict[st
         a, b = said.domain or (0, 1)
         is_x = name[0] == "x"
         axis = Axis(x0 + a * (x1 - x0), x0 + b * (x1 - x0)) if is_x else Axis(y1 - a * (y1 - y0), y1 - b * (y1 - y0))
-        axis.log = said.type == "log"
+        axis.log, axis.step = said.type == "log", said.dtick
         shared = said.matches or name
         sharing = [
             t for t in figure.data if (axis_layout(figure, _axis_of(t, name)).matches or _axis_of(t, name)) == shared

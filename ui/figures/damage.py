@@ -12,7 +12,6 @@ from kvq_core.analysis.worst import PURE_SINK
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
 from ui.figures.base import (
-    TICK,
     as_int8,
     color_of,
     cursor,
@@ -33,7 +32,8 @@ ROW, FRAME = 26, 92  # px of a lane's row in a heatmap of lanes, and of what is 
 MAP_ROW, MAP_GAP, MAP_FRAME = 84, 26, 80  # px of a lane's row in the score map, between two, and around them
 HEADING = 66  # px of what stands above the second of two figures in one column
 OVER = {"axis": "y", "of": "step"}  # what is marked in the score map, see js/along.js
-CONSTANT = "▴"  # below layers whose keys carry a constant
+CONSTANT = "constant"  # what lines are called below layers whose keys carry one
+BELOW = 3  # px between a row and that line
 # measure -> (array, unit, factor to the unit, what it is): those of keys and values apart, those of both together
 MEASURES: dict[str, dict[str, tuple[str, str, float, str]]] = {
     "relative": {
@@ -67,7 +67,8 @@ def damage_grid(record: Record, arrays: Arrays, measure: str, kind: Kind, layer:
     _, unit, _, what = MEASURES[measure][kind]
     names = [label_of(record.lanes[i]) for i, _ in lanes]
     heads = record.environment.kv_heads
-    figure = lane_rows(names, max(34, 13 * min(heads, 16)), [color_of(record, i) for i, _ in lanes], gap=26)
+    high = max(34, 13 * min(heads, 16))
+    figure = lane_rows(names, high, [color_of(record, i) for i, _ in lanes], gap=26)
     for row, (name, (index, values)) in enumerate(zip(names, lanes, strict=True), 1):
         heat = go.Heatmap(
             z=round_values(values.T),
@@ -88,7 +89,7 @@ def damage_grid(record: Record, arrays: Arrays, measure: str, kind: Kind, layer:
             col=1,
         )
         if kind == "key":
-            _mark_constants(figure, arrays, row)
+            _underline_constants(figure, arrays, row, -BELOW / high)
         box = {"x0": layer - 0.5, "x1": layer + 0.5, "y0": kv_head - 0.5, "y1": kv_head + 0.5}
         figure.add_shape(type="rect", **box, line={"color": ACCENT, "width": 2}, row=row, col=1)
     figure.update_xaxes(showgrid=False)
@@ -98,19 +99,20 @@ def damage_grid(record: Record, arrays: Arrays, measure: str, kind: Kind, layer:
     return label_figure(figure, f"Heatmaps of the {what}, layer by KV head, one a lane", {"layer": "x", "kv_head": "y"})
 
 
-def _mark_constants(figure: go.Figure, arrays: Arrays, row: int) -> None:
-    """A mark below every layer whose keys carry a constant, clear of the lane's name above; what it means is in the
-    view's words."""
+def _underline_constants(figure: go.Figure, arrays: Arrays, row: int, y: float) -> None:
+    """A line below every layer whose keys carry a constant; what it means is in the view's words."""
+    number = "" if row == 1 else str(row)
     for layer in constant_layers(arrays):
-        figure.add_annotation(
-            x=layer,
-            y=0,
-            yref="y domain" if row == 1 else f"y{row} domain",
-            xref="x" if row == 1 else f"x{row}",
-            yanchor="top",
-            text=CONSTANT,
-            showarrow=False,
-            font={"size": TICK, "color": MARK},
+        figure.add_shape(
+            type="line",
+            name=CONSTANT,
+            x0=layer - 0.4,
+            x1=layer + 0.4,
+            y0=y,
+            y1=y,
+            xref=f"x{number}",
+            yref=f"y{number} domain",
+            line={"color": MARK, "width": 3},
         )
 
 

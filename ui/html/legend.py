@@ -57,7 +57,7 @@ def _others(record: Record, arrays: Arrays, drawn: Sequence[int]) -> str:
 def _name(record: Record, arrays: Arrays, index: int) -> str:
     lane, found = record.lanes[index], verdict(record, arrays, index)
     stored = f'<span data-number="size">{percent(lane.memory.kv_ratio)}</span>' if lane.memory else ""
-    size = f" · {stored}\N{NO-BREAK SPACE}bytes" if stored else ""
+    size = f' · <span class="unbroken">{stored} bytes</span>' if stored else ""
     word = f'<i class="tone {found.tone}"></i><span data-number="verdict">{safe(found.word)}</span>'
     return f'<span class="name">{safe(lane.label)}<small>{word}{size}</small></span>'
 

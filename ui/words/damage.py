@@ -7,7 +7,7 @@ from kvq_core.analysis.key_constants import constant_layers
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.figures.base import lanes_with
-from ui.figures.damage import CONSTANT, worst_head
+from ui.figures.damage import worst_head
 from ui.figures.drill import channel_shares
 from ui.html.numbers import join_words, percent, significant
 from ui.selection import Selection
@@ -65,7 +65,7 @@ def _constants(arrays: Arrays) -> str:
     size = f"{sizes[0]:.0f}" if len(sizes) == 1 else f"{sizes[0]:.0f} to {sizes[-1]:.0f}"
     return (
         f"Keys of layer{'s' if len(found) > 1 else ''} {join_words(list(found))} carry a constant {size} times what "
-        f"differs between tokens (marked {CONSTANT})."
+        f"differs between tokens (underlined)."
     )
 
 

@@ -42,7 +42,7 @@ def test_the_shipped_runs_show_whose_keys_carry_one() -> None:
     assert "Keys of layers 0, 1, 2, 4 and 8 carry a constant" in said
     figure = damage_grid(record, arrays, "relative", "key", 0, 0)
     assert figure is not None
-    marked = [note.x for note in figure.layout.annotations if note.text == CONSTANT]
+    marked = [(line.x0 + line.x1) / 2 for line in figure.layout.shapes if line.name == CONSTANT]
     assert marked == len(record.lanes) * list(found["qwen-keys"])
     values = damage_grid(record, arrays, "relative", "value", 0, 0)
-    assert values is None or CONSTANT not in [note.text for note in values.layout.annotations]
+    assert values is None or CONSTANT not in [line.name for line in values.layout.shapes]

@@ -8,11 +8,12 @@ import zlib
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+import torch
 
 from tests.support.ui_record_factory import make_run
 from ui.export.svg import png, svg
 from ui.figures import damage_grid, distortion_rate, effective_rank, kld_strips, score_map, stored_bytes
-from ui.html.colors import SEQUENTIAL, at, rgb
+from ui.html.colors import MARK, SEQUENTIAL, at, rgb
 
 NS = "{http://www.w3.org/2000/svg}"
 EVIL = "<b onload=x>&amp;</svg>"
@@ -71,6 +72,24 @@ def test_the_pages_figures_are_drawn_inside_their_frame(sample, draw):
     assert not [e for e in drawn.iter() if any(name.startswith("on") for name in e.attrib)]
     said = [text for text in texts(drawn) if text.startswith("A ")]
     assert all(text.startswith(f"A {EVIL}"[: len(text) - 4]) for text in said)
+
+
+def test_a_layer_is_underlined_where_it_stands_and_heads_are_whole_numbers(sample):
+    record, arrays = sample
+    layers, heads = record.environment.layers, record.environment.kv_heads
+    constant = {"mean/key_pre": torch.zeros(layers, heads), "centred/key_pre": torch.ones(layers, heads, 8)}
+    constant["mean/key_pre"][2] = 50
+    figure = damage_grid(record, arrays | constant, "relative", "key", 0, 0)
+    drawn = parsed(figure)
+    lines = [path for path in drawn.iter(f"{NS}path") if path.attrib.get("stroke") == MARK]
+    images = list(drawn.iter(f"{NS}image"))
+    assert len(lines) == len(images) == len(record.lanes)
+    for line, image in zip(lines, images, strict=True):
+        left, top, width, height = (float(image.attrib[name]) for name in ("x", "y", "width", "height"))
+        (x0, y0), (x1, y1) = (map(float, point.split()) for point in line.attrib["d"][1:].split("L"))
+        cell = width / record.environment.layers
+        assert left + 2 * cell < x0 < x1 < left + 3 * cell and top + height < y0 == y1 < top + height + 8
+    assert "0.5" not in texts(drawn)
 
 
 def test_points_stand_at_their_values():
