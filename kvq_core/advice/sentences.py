@@ -114,6 +114,11 @@ def _loss(told: Findings, option: Option) -> str:
     return f"{option.label} with a mean KLD of {found.value:.2g} nats{ends}"
 
 
+def _beyond(told: Findings, best: Option) -> str:
+    high = mean_interval(told.found.kld[:, told.found.at(best.label)]).high
+    return "; its interval reaches beyond" if high is not None and high > told.ask.tolerance.kld else ""
+
+
 def reasons_of(told: Findings, kind: str) -> Iterator[str]:
     """Three sentences at most: what it loses, what it takes, what else there is."""
     count = len(told.found.prompts)
@@ -121,7 +126,8 @@ def reasons_of(told: Findings, kind: str) -> Iterator[str]:
         yield f"{len(told.found.lanes)} lanes were run on {count} prompts."
     else:
         best = told.option(told.choice.best)
-        yield f"Over {count} prompts {_loss(told, best)} is within {told.ask.tolerance.told}."
+        beyond = _beyond(told, best) if kind == "unsure" else ""
+        yield f"Over {count} prompts {_loss(told, best)} is within {told.ask.tolerance.told}{beyond}."
         smaller = [option for option in told.possible if option.nbytes < best.nbytes]
         lost = f"; of {len(smaller)} smaller lanes none will do" if smaller else ", and no lane takes less"
         room = f", where there are {told.room}" if told.room else ""

@@ -83,6 +83,7 @@ def run(page) -> None:
     status(page, "Decided")
     page.wait_for_selector("#decide-layers-map .layer-map")
     page.wait_for_function("/decide=[0-9a-f]{16}/.test(location.search)")
+    page.wait_for_function("document.querySelector('#decide-estimate').innerText.includes('All 10 runs are there')")
 
 
 def read(page) -> None:

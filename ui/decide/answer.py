@@ -7,6 +7,7 @@ from kvq_core.advice.decision import Decision
 from kvq_core.advice.report import Advice, Candidate
 from kvq_core.advice.sentences import whole_percent
 from kvq_core.analysis.scored import CONFIDENCE
+from kvq_core.models import available_models
 from ui.html.copying import copy_box
 from ui.html.escape import prose, safe
 from ui.html.numbers import ABSENT, percent, plural, significant, size
@@ -61,8 +62,13 @@ def _facts(decision: Decision) -> list[str]:
     given = asked.memory and f"{asked.memory} for weights and cache" or asked.cache and f"{asked.cache} for the cache"
     room = given or found.room or "the smallest cache"
     shape = f"{found.batch} × {found.context:,} tokens"
-    tolerated = f"tolerated: {found.tolerance}"
-    return [found.model, plural(found.prompts, "prompt"), shape, room, tolerated, engine, f"study {found.study}"]
+    of, tolerated = plural(found.prompts, "prompt"), f"tolerated: {found.tolerance}"
+    return [_named(found.model), of, shape, room, tolerated, engine, f"study {found.study}"]
+
+
+def _named(model: str) -> str:
+    """As the form calls it; a folder or a model of elsewhere by its id."""
+    return next((choice.title for choice in available_models() if choice.id == model), model)
 
 
 def _sure(found: Advice) -> str:

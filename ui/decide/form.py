@@ -155,8 +155,8 @@ def _loss() -> list[Any]:
     return [tolerance, engine, layers]
 
 
-def wire_form(panel: DecidePanel, fitting: gr.HTML, mine: gr.BrowserState, results: Results) -> None:
-    """The estimate follows the form, and what fits of its model."""
+def wire_form(panel: DecidePanel, fitting: gr.HTML, mine: gr.BrowserState, results: Results, decided: Any) -> None:
+    """The estimate follows the form, and what fits of its model; and what is ``decided``, whose runs are there then."""
 
     def estimate(*values: Any) -> list[str]:
         *fields, own = values
@@ -164,7 +164,7 @@ def wire_form(panel: DecidePanel, fitting: gr.HTML, mine: gr.BrowserState, resul
         return [estimate_html(held, own, results), fits_of(held)]
 
     gr.on(
-        [field.change for field in panel.fields],
+        [*(field.change for field in panel.fields), decided],
         estimate,
         [*panel.fields, mine],
         [panel.estimate, fitting],

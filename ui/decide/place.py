@@ -75,7 +75,7 @@ def create_decide(decisions: Decisions, results: Results, mine: gr.BrowserState)
             result = create_result()
             welcome = gr.HTML(WELCOME, elem_id="decide-welcome")
             fitting = gr.HTML("", elem_id="decide-fitting")
-    wire_form(form, fitting, mine, results)
+    wire_form(form, fitting, mine, results, result.shown.change)
     place = DecidePlace(
         decisions, results, form, fitting, status, go_on, welcome, result, mine, gr.State(NO_TICKET), gr.State(None)
     )

@@ -16,6 +16,7 @@ from ui.html.numbers import significant, size
 
 HEIGHT, LINE = 360, 15  # px: of the figure, and between two labels
 MARGIN = {"l": 64, "r": 20, "t": 14, "b": 48}
+INNER = HEIGHT - MARGIN["t"] - MARGIN["b"]
 UNITS = (("GB", 1e9), ("MB", 1e6), ("KB", 1e3))
 NAMED = 8  # lanes on the front that carry their names
 HUES = (ACCENT, BERRY, MOSS, BRONZE, MARK)
@@ -73,8 +74,9 @@ def _bands(figure: go.Figure, low: float, high: float) -> None:
         if top <= bottom:
             continue
         figure.add_hrect(bottom, top, fillcolor=with_alpha(GROUNDS[tier.tone], 0.09), line_width=0, layer="below")
+        thin = INNER * math.log(top / bottom) / math.log(high / low) < LINE
         figure.add_annotation(
-            text=tier.word,
+            text="" if thin else tier.word,
             x=0,
             xref="paper",
             y=math.log10(top),
@@ -129,13 +131,12 @@ def _named(each: Candidate, front: Sequence[Candidate], found: Advice) -> bool:
 
 def _labels(figure: go.Figure, named: Sequence[Candidate], unit: float, widest: float, low: float, high: float) -> None:
     """Names beside the points, each on a line of its own."""
-    inner = HEIGHT - MARGIN["t"] - MARGIN["b"]
     last: dict[str, float] = {}
     for each in sorted(named, key=lambda one: -(one.kld_mean or 0)):
         kld = max(each.kld_mean or 0, low)
-        top = inner * math.log(high / kld) / math.log(high / low)
+        top = INNER * math.log(high / kld) / math.log(high / low)
         side = "right" if each.bytes / unit > 0.6 * widest else "left"  # the end of the label that is at the point
-        free = min(max(top - 8, last.get(side, -LINE) + LINE), inner - 6)
+        free = min(max(top - 8, last.get(side, -LINE) + LINE), INNER - 6)
         last[side] = free
         figure.add_annotation(
             text=plot_safe(shorten(each.label, 24)),

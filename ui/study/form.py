@@ -81,11 +81,12 @@ def create_form() -> FormPanel:
     return FormPanel(prompts, models, lanes, of_compare, tokens, estimate, message, start, cancel)
 
 
-def wire_form(panel: FormPanel, compare_lanes: gr.State, store: Store) -> None:
-    """The estimate follows the form; tasks bring their number of new tokens."""
+def wire_form(panel: FormPanel, compare_lanes: gr.State, store: Store, shown: Any) -> None:
+    """The estimate follows the form, and a study that is ``shown``, whose cells are there then; tasks bring their
+    number of new tokens."""
     inputs = [*panel.fields, compare_lanes]
     gr.on(
-        [field.change for field in panel.fields],
+        [*(field.change for field in panel.fields), shown],
         partial(estimate_of, store),
         inputs,
         [panel.estimate, panel.of_compare],

@@ -72,7 +72,7 @@ def arrange_study(studies: Studies, compare_lanes: gr.State) -> StudyPlace:
             live = gr.HTML("", elem_id="study-live")
             result, cell = create_result(create_cell)
             welcome = gr.HTML(WELCOME, elem_id="study-welcome")
-    wire_form(form, compare_lanes, studies.services.store)
+    wire_form(form, compare_lanes, studies.services.store, result.shown.change)
     wire_tabs(mine, listing, told)
     return StudyPlace(
         studies,

@@ -77,3 +77,13 @@ def test_stages_are_learned_from_the_runs_before_those_of_the_same_methods_most(
     assert predict("m", "deep", Work(600, 32, 5)) is not None  # until its level was seen
     more = predict("m", "normal", Work(600, 32, 5, "kivi", through=1000))
     assert more.encode - predict("m", "normal", Work(600, 32, 5, "kivi")).encode == pytest.approx(2.0, rel=0.05)
+
+
+def test_one_short_answer_tells_of_a_long_one(monkeypatch, tmp_path):
+    """Most of measuring is done once a run, and reading the prompt grows with it: one run alone cannot say so."""
+    monkeypatch.setenv("KVQ_HOME", str(tmp_path))
+    files.keep_memo(memory_file("m", "normal"), [[163, 8, 5, "kivi", 7.3, 6.3, 5.6, 9.3]])
+    same, longer, other = (predict("m", "normal", Work(p, n, 5, "kivi")) for p, n in ((163, 8), (163, 48), (652, 8)))
+    assert (same.prefill, same.encode, same.decode, same.measure) == pytest.approx((7.3, 6.3, 5.6, 9.3))
+    assert longer.decode == pytest.approx(6 * 5.6) and 9.3 < longer.measure < 2 * 9.3
+    assert 2 * 7.3 < other.prefill < 4 * 7.3
