@@ -38,6 +38,8 @@ class StudyEstimate:
     def sentence(self) -> str:
         took = "a time that is not known before the first" if self.seconds is None else self._time
         out = f", {self.left_out} prompt{'s' * (self.left_out != 1)} left out" if self.left_out else ""
+        if not self.todo:
+            return f"study {self.id}: {self.cells} cells, all of them there{out}."
         return (
             f"study {self.id}: {self.cells} cells, {self.todo} of them to compute{out}; on {self.workers} "
             f"worker{'s' * (self.workers != 1)} {took} and {self.bytes / 1e9:.2f} GB of memory."

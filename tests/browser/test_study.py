@@ -79,6 +79,7 @@ def run(page) -> None:
     page.locator("#study-go-on").click()
     status(page, "All cells are done")
     page.wait_for_function("document.querySelector('#study-answer h1')?.innerText.includes('over 5 prompts')")
+    page.wait_for_function("document.querySelector('#study-estimate').innerText.includes('5 cells, all of them there')")
 
 
 def read(page) -> None:
