@@ -20,6 +20,7 @@ from kvq_core.analysis.neighbours import (
     setting_cost_sentence,
 )
 from kvq_core.analysis.plans import plan_of
+from kvq_core.analysis.reached import positions_read
 from kvq_core.analysis.verdict import MIN_SCORED, verdict
 from kvq_core.methods import Method, methods
 from kvq_core.record.arrays import Arrays, array
@@ -70,7 +71,7 @@ def explain(record: Record, arrays: Arrays, index: int) -> Explanation:
     places = [*_places(record, arrays, index, costly)]
     sentences = [_where(places)] if places else []
     sentences += [_channels(record, arrays, index, place) for place in places if place.channels and place.coarse]
-    if "keys" in costly and (depth := _depth(lane, arrays, index)):
+    if "keys" in costly and (depth := _depth(record, arrays, index)):
         sentences.append(depth)
     if not sentences:
         sentences.append("The damage is spread evenly: no layer or head stands out from the others.")
@@ -209,12 +210,13 @@ def _sinks_of(rule: RuleRecord) -> int | None:
     return max(own, rule.sink_tokens or 0)
 
 
-def _depth(lane: LaneRecord, arrays: Arrays, index: int) -> str:
+def _depth(record: Record, arrays: Arrays, index: int) -> str:
     """Whether the first tokens bear the damage."""
     error, sink = array(arrays, f"lane/{index}/depth_score_error"), array(arrays, f"lane/{index}/sink_mass")
     if error is None or sink is None or not sink.size:
         return ""
-    by_depth = error.mean((0, 1))
+    buckets = max(0, len(positions_read(record, record.capture.depth_edges)) - 1)
+    by_depth = error.mean((0, 1))[:buckets]
     early = len(by_depth) > 2 and by_depth[0] > EARLY * max(float(np.median(by_depth)), 1e-9)
     shift = float(sink.mean())
     if abs(shift) < SINK_SHIFT and not early:
@@ -222,7 +224,7 @@ def _depth(lane: LaneRecord, arrays: Arrays, index: int) -> str:
     moved = "lost" if shift < 0 else "gained"
     told = [f"the first tokens {moved} {abs(shift):.1%} of all attention"] if abs(shift) >= SINK_SHIFT else []
     told += ["score errors are largest at the beginning of the context"] if early else []
-    kept = _sinks(lane)
+    kept = _sinks(record.lanes[index])
     keeps = f"though this lane keeps the first {kept} in fp16" if kept else "this lane keeps no first tokens in fp16"
     return f"{' and '.join(told).capitalize()}; {keeps}."
 

@@ -1,6 +1,5 @@
 """Where a cache hurts: layer x KV head for every lane, and one head step by step."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -8,6 +7,7 @@ import plotly.graph_objects as go
 
 from kvq_core.analysis.key_constants import constant_layers
 from kvq_core.analysis.looks import keeps
+from kvq_core.analysis.reached import key_counts, positions_read, step_edges
 from kvq_core.analysis.worst import PURE_SINK
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
@@ -240,20 +240,8 @@ def _delta(record: Record, arrays: Arrays, lane: int, m: int, q: int, centred: b
 
 
 def _edges(record: Record) -> tuple[list[int], list[int]]:
-    """Edges of the map's bins of steps and of positions. Room is held for as many tokens as were asked for; an answer
-    that ended before took fewer steps, and nothing is drawn of those that nobody took."""
-    taken = max(1, len(record.reference.token_ids) - 1)
-    held = record.capture.step_edges, record.capture.position_edges
-    return _cut(held[0], taken), _cut(held[1], int(key_counts(record, [taken])[0]))
-
-
-def _cut(edges: list[int], end: int) -> list[int]:
-    return [*(edge for edge in edges[:-1] if edge < end), min(end, edges[-1])]
-
-
-def key_counts(record: Record, steps: Sequence[int]) -> np.ndarray:
-    """Key positions that are there after so many steps: the prompt and what was written."""
-    return len(record.reference.prompt_token_ids) + np.asarray(steps)
+    """Edges of the map's bins of steps and of positions, as far as the answer came."""
+    return step_edges(record), positions_read(record, record.capture.position_edges)
 
 
 def _centres(edges: list[int]) -> np.ndarray:

@@ -3,6 +3,7 @@
 import numpy as np
 import plotly.graph_objects as go
 
+from kvq_core.analysis.reached import key_counts, positions_read
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
 from ui.figures.base import (
@@ -19,7 +20,7 @@ from ui.figures.base import (
     sequential,
     symbols_of,
 )
-from ui.figures.damage import FRAME, ROW, captured_indices, key_counts, rows_beside
+from ui.figures.damage import FRAME, ROW, captured_indices, rows_beside
 from ui.figures.steps import sink_steps
 
 FLOOR = 1e-3  # percent: attention is drawn on a log scale from here
@@ -137,9 +138,9 @@ def sink_change(record: Record, arrays: Arrays) -> go.Figure | None:
 
 def depth_error(record: Record, arrays: Arrays, measure: str) -> go.Figure | None:
     """Error in each bucket of key position, mean over layers and heads: does it grow with depth?"""
-    edges = np.asarray(record.capture.depth_edges, dtype=np.float64)
-    if edges.size < 2:
+    if len(record.capture.depth_edges) < 2:
         return None
+    edges = np.asarray(positions_read(record, record.capture.depth_edges), dtype=np.float64)
     centres = (edges[:-1] + edges[1:] - 1) / 2
     kinds = DEPTHS.get(measure, DEPTHS["relative"])
     figure = canvas(330, yaxis={"title": {"text": kinds[0][2].replace("key error", "error")}, "rangemode": "tozero"})
@@ -148,7 +149,7 @@ def depth_error(record: Record, arrays: Arrays, measure: str) -> go.Figure | Non
         for index, lane, values in lanes_with(record, arrays, name):
             figure.add_scatter(
                 x=centres,
-                y=round_values(factor * values.mean((0, 1))),
+                y=round_values(factor * values[..., : len(centres)].mean((0, 1))),
                 mode="lines+markers",
                 legendgroup=str(index),
                 name=label_of(lane, 20),

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from kvq_core.analysis.explain import explain
+from kvq_core.analysis.explain import _depth, explain
 from kvq_core.codecs.groups import GroupCodec
 from kvq_core.methods import Prompt, make, methods
 from kvq_core.methods.inner import InnerCodec
@@ -288,3 +288,14 @@ def test_a_method_of_an_older_version_is_explained_all_the_same() -> None:
         record.lanes[0] = record.lanes[0].model_copy(update=changes)
         found = explain(record, arrays, 0)
         assert found.sentences and (found.suggestion is None or changes.get("method") is None)
+
+
+def test_an_answer_that_ended_early_says_nothing_of_where_no_token_is():
+    record, arrays = make_run(1, scored=440, tokens=480)
+    few = record.reference.model_copy(update={"token_ids": record.reference.token_ids[:60]})
+    ended, error = record.model_copy(update={"reference": few}), torch.zeros(4, 6, 16)
+    error[..., :4] = 1.0  # of 40 + 59 tokens, in buckets of 30
+    even = arrays | {"lane/0/depth_score_error": error, "lane/0/sink_mass": torch.zeros(1, 4, 6)}
+    assert _depth(ended, even, 0) == ""
+    error[..., 0] = 9.0
+    assert "at the beginning of the context" in _depth(ended, even, 0)

@@ -79,6 +79,19 @@ def test_steps_that_an_answer_did_not_take_are_not_drawn(run, tokens, centred):
         assert (np.asarray(trace.z)[-1] != BLANK).all(), "the last token reads all that are there"
 
 
+@pytest.mark.parametrize("measure", ["relative", "score"])
+def test_depth_ends_where_the_answer_did(run, measure):
+    record, arrays = run
+    ended = record.reference.model_copy(update={"token_ids": record.reference.token_ids[:5]})
+    short = f.depth_error(record.model_copy(update={"reference": ended}), arrays, measure)
+    whole = f.depth_error(record, arrays, measure)
+    read = len(record.reference.prompt_token_ids) + 4
+    for trace, other in zip(short.data, whole.data, strict=True):
+        assert len(trace.x) == len(trace.y) == sum(edge < read for edge in record.capture.depth_edges[:-1])
+        assert len(other.x) == len(record.capture.depth_edges) - 1 > len(trace.x)
+        assert trace.x[-1] < read and list(trace.y) == list(other.y[: len(trace.y)])
+
+
 def test_energy_inside_runs_from_nothing_to_all(run):
     share = inside_share(run[1]["lane/0/key_error_energy"].numpy())
     assert share.shape[-1] == 65 and (share[..., 0] == 0).all() and abs(share[..., -1] - 1).max() < 1e-6
