@@ -292,10 +292,9 @@ def test_a_method_of_an_older_version_is_explained_all_the_same() -> None:
 
 def test_an_answer_that_ended_early_says_nothing_of_where_no_token_is():
     record, arrays = make_run(1, scored=440, tokens=480)
-    few = record.reference.model_copy(update={"token_ids": record.reference.token_ids[:60]})
-    ended, error = record.model_copy(update={"reference": few}), torch.zeros(4, 6, 16)
-    error[..., :4] = 1.0  # of 40 + 59 tokens, in buckets of 30
-    even = arrays | {"lane/0/depth_score_error": error, "lane/0/sink_mass": torch.zeros(1, 4, 6)}
-    assert _depth(ended, even, 0) == ""
+    few = {"token_ids": record.reference.token_ids[:60]}
+    ended = record.model_copy(update={"reference": record.reference.model_copy(update=few)})
+    error = torch.tensor([1.0] * 4 + [0.0] * 12).repeat(4, 6, 1)  # 40 + 59 tokens, in buckets of 30
+    assert _depth(ended, even := {"lane/0/depth_score_error": error, "lane/0/sink_mass": error[:1] * 0}, 0) == ""
     error[..., 0] = 9.0
-    assert "at the beginning of the context" in _depth(ended, even, 0)
+    assert "beginning of the context" in _depth(ended, even, 0)
