@@ -4,8 +4,9 @@ Every quantity says its unit here once; ``S`` scored positions, ``L`` layers, ``
 head_dim, ``T`` tokens at the end of the run; ``M``, ``Q'`` the layers and query heads of capture.layers and
 capture.heads; ``A`` the scored positions in capture.attention_steps, ``P`` the position bins of capture.position_edges,
 ``B`` the buckets of key position in capture.depth_edges, ``N`` the layers in capture.distribution_layers, ``F`` the
-quantile levels in capture.quantiles, ``R`` the ranks in capture.angle_ranks. Every array is optional: a run with
-captures off, or an older one, has fewer, and a reader says "not captured in this run".
+quantile levels in capture.quantiles, ``R`` the ranks in capture.angle_ranks. Bins of steps and positions are those of
+all tokens that were asked for: an answer that ended before leaves zeros behind its end (analysis/reached.py). Every
+array is optional: a run with captures off, or an older one, has fewer, and a reader says "not captured in this run".
 """
 
 from collections.abc import Mapping
