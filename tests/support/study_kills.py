@@ -5,7 +5,6 @@ The three numbers are kills. ``shards``: whole processes that compute a shard. `
 forked here from a process that is warm, where the program spawns them. ``ray``: actors of a local cluster.
 """
 
-import multiprocessing
 import os
 import random
 import signal
@@ -14,6 +13,8 @@ import time
 import traceback
 from collections.abc import Callable
 from itertools import cycle
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkContext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -23,7 +24,7 @@ from kvq_core.models import load
 from kvq_core.store.beside import present_in
 from kvq_core.store.store import Store, open_store
 from kvq_core.studies.cells import Plan, plan
-from kvq_core.studies.executors import Processes
+from kvq_core.studies.executors import Processes, _begin
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.study import run_plan, stored_study
 from tests.support.study_models import study_data, write_model
@@ -83,10 +84,29 @@ def a_shard(turn: cycle) -> Attempt:
     return attempt
 
 
+class Forking(ForkContext):
+    """A worker that is forked has its parent's end of its leash, too, where one that is spawned has not: left open, it
+    would never see that its parent let go."""
+
+    def __init__(self) -> None:
+        self._ends: list[Connection] = []
+
+    def Pipe(self, duplex: bool = True) -> tuple[Connection, Connection]:  # noqa: N802
+        pair = super().Pipe(duplex)
+        self._ends.append(pair[1])
+        return pair
+
+    def begin(self, leash: Connection, threads: int) -> None:
+        for end in self._ends:
+            end.close()
+        _begin(leash, threads)
+
+
 def a_worker(planned: Plan, store: Store, cell: float, chance: random.Random) -> int:
     """Kills workers of a study again and again while it goes on."""
-    fork = multiprocessing.get_context("fork")
-    with patch("kvq_core.studies.executors.multiprocessing.get_context", lambda kind: fork):
+    fork = Forking()
+    of = "kvq_core.studies.executors."
+    with patch(f"{of}multiprocessing.get_context", lambda kind: fork), patch(f"{of}_begin", fork.begin):
         child = forked(lambda: run_plan(planned, store, executor=Processes(2)))
     kills = 0
     while moment(store, child, cell, chance):
