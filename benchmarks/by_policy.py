@@ -47,8 +47,8 @@ def _aims(found: dict[str, Any]) -> str:
     return (
         f"Of {len(cases)} cases the prediction is within a factor of {APART} of what was measured in {near}; the "
         f"policy loses at most half of what the best uniform lane of its own candidates does in {wins}. All that "
-        f"engines ship ran beside {beside} of them so far. The policy is the answer in {answers}, in the others a "
-        "uniform lane."
+        f"engines ship ran beside {beside} of them. The answer is the policy in {answers} and a uniform lane in "
+        f"{len(cases) - answers}."
     )
 
 

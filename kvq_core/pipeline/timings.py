@@ -19,9 +19,10 @@ ALIKE = 30.0  # how much more a run of the same methods counts than another
 FADES = 0.95  # how much less each run counts than the one after it: what else the machine does changes
 FIRST_PACE = 0.1  # of the steps, from which on their pace alone tells what is left of them
 LEAST = 0.05  # of a run's time: below that a stage's relative error counts no more
-# How prefill and measuring divide among their features where few runs tell: the proportions that the bundled model has
-# on two cores. Of one run alone nnls would give all of it to one feature, and measuring, most of which is done once a
-# run, was told at several times what it takes for an answer that is longer.
+# About how prefill and measuring divide among their features, for where few runs tell: rounded from a fit of forty runs
+# of the bundled model on two cores, and a guess for any other, which runs of it outweigh. Of one run alone nnls would
+# give all to one feature, and measuring, most of which is done once a run, was told at several times what it takes for
+# an answer that is longer.
 SHAPES = {0: (0.25, 5.0), 3: (1.0, 0.005, 2.0, 0.5)}
 BELIEF = 0.1  # how much a proportion counts beside a run: as one whose time is known to a tenth
 

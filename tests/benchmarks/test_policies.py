@@ -37,4 +37,4 @@ def test_the_documents_say_both_and_what_was_not_measured(monkeypatch):
     assert "| 0.1 | 0.02 | 5.00 | 0.05 | 2.5 | 0.03 | q5_0, rotated | 1.5 |" in told
     assert "| 0.05 | 2.5 | not measured |" in told
     assert "Of 2 cases the prediction is within a factor of 1.5 of what was measured in 0;" in told
-    assert "does in 2. All that engines ship ran beside 1 of them so far. The policy is the answer in 1," in told
+    assert "does in 2. All that engines ship ran beside 1 of them. The answer is the policy in 1 and" in told
