@@ -74,10 +74,13 @@ def fits_html(decision: Decision) -> str:
     )
     head = [f"{plural(found.batch, 'sequence')}", *(f"{memory} GB" for memory in MEMORIES)]
     weights = f"{size(found.weights.bytes)}, {found.weights.how}"
+    green = f"Green: the {found.context:,} that were asked for fit"
+    if own and own < found.context:
+        green = f"Green: as many as the model has fit, of the {found.context:,} that were asked for"
     said = (
         f"The longest context, in tokens, beside the weights ({weights}), with {allowance().share:.0%} and "
         f"{size(allowance().bytes)} left for what is neither; "
-        f"at most the model's own{f', {own:,}' if own else ''}. Green: the {found.context:,} that were asked for fit."
+        f"at most the model's own{f', {own:,}' if own else ''}. {green}."
     )
     return (
         f'<h3 class="figure-title">What fits</h3>{table([safe(title) for title in head], [rows])}'
