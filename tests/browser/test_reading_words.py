@@ -28,9 +28,10 @@ def opened(open_page, address: str, token: int, width: int = 1280, theme: str = 
     return page
 
 
-def changes(lane: int, look: int) -> np.ndarray:
-    """(bins,) of the attention, lane less reference, of the selected head."""
-    rows = [ARRAYS[f"{name}/attention_rows"][look, 0, 1].double().numpy() for name in (f"lane/{lane}", "reference")]
+def changes(lane: int, look: int, head: int = 1) -> np.ndarray:
+    """(bins,) of the attention, lane less reference, of one of the heads that were kept."""
+    names = (f"lane/{lane}", "reference")
+    rows = [ARRAYS[f"{name}/attention_rows"][look, 0, head].double().numpy() for name in names]
     own, base = ((row / 255) ** 2 for row in rows)
     return own - base
 
@@ -60,6 +61,16 @@ def test_the_prompts_words_are_tinted_and_the_most_lost_are_named(quick, open_pa
     )
     assert tinted == int((base >= 5e-4).sum())
     assert serious(page) == []
+    page.locator("#pick-head input[type=number]").fill(str(RECORD.capture.heads[0]))
+    page.keyboard.press("Enter")
+    found = changes(lane, 5, head=0)
+    lost = next(at for at in np.argsort(found) if texts[at].strip())
+    start = f"{RECORD.lanes[lane].label} reads less of “{texts[lost].strip(' ').replace(chr(10), '⏎')}” "
+    part = f"(−{abs(100 * found[lost]):.2g} points)"
+    page.wait_for_function(
+        "said => document.querySelector('.reading-said').textContent.includes(said)", arg=start + part
+    )
+    assert page.locator(".reading-text i").count() == len(texts), "the words stay where Gradio writes in place"
 
 
 @pytest.mark.long("page", sample=0)

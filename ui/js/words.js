@@ -2,7 +2,7 @@
   // own step was not looked at.
   let reading = null; // what ui/views/reading.py sent, with the element it came in
   const readReading = (place) => {
-    const found = { ...JSON.parse(place.textContent), place };
+    const found = { ...JSON.parse(place.textContent), place, text: place.textContent };
     for (const row of [found, ...found.lanes]) for (const name of ["reference", "rows"]) if (row[name]) row[name] = unpacked(row[name]);
     for (const lane of found.lanes) {
       for (const kind of ["key", "value"]) {
@@ -98,7 +98,9 @@
       reading = null;
       return;
     }
-    if (reading?.place === place) return;
+    // Gradio may keep the element and write another selection's words into it, or empty what was laid
+    const laid = document.querySelector(".reading-text").childElementCount === reading?.texts.length;
+    if (laid && reading.place === place && reading.text === place.textContent) return;
     const picked = reading?.run === JSON.parse(place.textContent).run ? reading.picked : null;
     reading = readReading(place);
     reading.picked = picked ?? worstOf(reading.lanes.map(({ of }) => of));
