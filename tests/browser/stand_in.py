@@ -15,6 +15,7 @@ from kvq_core.spec import ComparisonSpec, Lane
 from kvq_core.store.store import Store
 from tests.support.ui_record_factory import make_run
 
+UNCAPTURED = {"acceptance", "delta_p", "key_bits", "kld", "nll", "same_top", "topk_ids", "topk_probs", "value_bits"}
 STEPS = 4
 
 
@@ -70,6 +71,8 @@ class Engine:
 
     def _finished(self, spec: ComparisonSpec, store: Store, parent: str | None = None) -> Finished:
         record, arrays = make_run(len(spec.lanes), labels=tuple(lane.label for lane in spec.lanes))
+        if spec.capture.detail == "off":
+            arrays = {name: values for name, values in arrays.items() if name.rpartition("/")[2] in UNCAPTURED}
         id = hashlib.sha256(spec.canonical().encode()).hexdigest()[:16]
         if parent is not None:
             id = hashlib.sha256(f"{parent}{id}".encode()).hexdigest()[:16]

@@ -26,7 +26,7 @@ def damage(record: Record, arrays: Arrays, at: Selection) -> str:
     ]
     if not any(found):
         return nothing(record)
-    return " ".join(filter(None, [*found, blank_layers(record)]))
+    return " ".join(filter(None, [*found, _joined(record, arrays), blank_layers(record)]))
 
 
 def _keys_and_values(record: Record, arrays: Arrays) -> str:
@@ -54,6 +54,20 @@ def _keys_and_values(record: Record, arrays: Arrays) -> str:
         )
         parts.append(f"{kind}s are {percent(float(error.mean()))} off in {lane.label}{where}")
     return f"At worst, {'; '.join(parts)}." if parts else ""
+
+
+def _joined(record: Record, arrays: Arrays) -> str:
+    """Which lanes the figures of all layers leave out: those that were added are looked at a head at a time."""
+    measured = {index for index, *_ in lanes_with(record, arrays, "delta_mean")}
+    done = (index for index, lane in enumerate(record.lanes) if lane.status == "done")
+    names = [record.lanes[index].label for index in done if index not in measured and record.added(index)]
+    if not names or not measured:
+        return ""
+    are = "is" if len(names) == 1 else "are"
+    return (
+        f"{join_words(names)} joined later and {are} looked at one head at a time, in the maps of the selected head; "
+        "figures of all layers show the other lanes."
+    )
 
 
 def _constants(arrays: Arrays) -> str:
