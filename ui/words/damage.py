@@ -11,7 +11,7 @@ from ui.figures.damage import worst_head
 from ui.figures.drill import channel_shares
 from ui.html.numbers import join_words, percent, significant
 from ui.selection import Selection
-from ui.words.views import nothing
+from ui.words.views import joined_later, nothing
 
 CONCENTRATED = 0.5  # of the squared error in a tenth of the layers
 
@@ -57,11 +57,9 @@ def _keys_and_values(record: Record, arrays: Arrays) -> str:
 
 
 def _joined(record: Record, arrays: Arrays) -> str:
-    """Which lanes the figures of all layers leave out: those that were added are looked at a head at a time."""
-    measured = {index for index, *_ in lanes_with(record, arrays, "delta_mean")}
-    done = (index for index, lane in enumerate(record.lanes) if lane.status == "done")
-    names = [record.lanes[index].label for index in done if index not in measured and record.added(index)]
-    if not names or not measured:
+    """Lanes that were added are looked at a head at a time."""
+    names = joined_later(record, arrays, "delta_mean")
+    if not names:
         return ""
     are = "is" if len(names) == 1 else "are"
     return (

@@ -5,6 +5,7 @@ from tests.support.ui_record_factory import make_run
 from ui.figures import damage_grid
 from ui.selection import Selection
 from ui.words.damage import damage
+from ui.words.views import subspace
 
 
 def test_a_lane_that_joined_is_named_where_figures_of_all_layers_leave_it_out() -> None:
@@ -17,6 +18,7 @@ def test_a_lane_that_joined_is_named_where_figures_of_all_layers_leave_it_out() 
     assert [lane.label for lane in whole.lanes] == ["KIVI", "SQuat", "KIVI + layer 0 fp16"]
     assert len(damage_grid(whole, both, "relative", "key", 0, 0).data) == 2
     assert said in damage(whole, both, Selection(0, 0, 1))
+    assert "Of KIVI + layer 0 fp16, which joined later, the key error is not split." in subspace(whole, both, 2)
     measured = {name.replace("lane/0", "lane/2"): values for name, values in found.items() if name.startswith("lane/0")}
     assert "lane/2/key_error" in measured
     assert "joined later" not in damage(whole, both | measured, Selection(0, 0, 1))
