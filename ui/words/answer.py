@@ -34,7 +34,7 @@ def answer(record: Record, arrays: Arrays) -> Answer:
     found = choose(record, arrays)
     if found is None:
         return Answer(asked, None, NOTHING, "", "", ())
-    said = _verdict(record, found), _beyond(record, found), _reason(record, arrays, found)
+    said = _verdict(record, arrays, found), _beyond(record, found), _reason(record, arrays, found)
     return Answer(asked, found.lane, *said, tuple(_facts(record, found)))
 
 
@@ -43,21 +43,26 @@ def _count(lanes: int) -> str:
     return f"{named} cache{'' if lanes == 1 else 's'}"
 
 
-def _verdict(record: Record, found: Choice) -> str:
-    """What is said of the lane, after its name."""
+def _verdict(record: Record, arrays: Arrays, found: Choice) -> str:
+    """What is said of the lane, after its name; where tiers cannot be told apart, all of them."""
     several = len(record.lanes) > 1
     if found.tier is None:
         return f"moves {'least' if several else 'the text'} so far; too few tokens were scored for a verdict."
-    bytes_of = _bytes(record, found.lane)
+    bytes_of, last = _bytes(record, found.lane), len(TIERS) - 1
     if found.tier == 0:
         return f"stays close to full precision at {bytes_of}."
-    if found.tier < len(TIERS) - 1:
-        return (
-            f"is {TIERS[found.tier].word} at {bytes_of}; no cache here is close."
-            if several
-            else (f"is {TIERS[found.tier].word} at {bytes_of}.")
-        )
-    return f"moves least, at {bytes_of}, and is still risky." if several else f"is risky at {bytes_of}."
+    word = verdict(record, arrays, found.lane).word
+    told = f"may be anything from {word}" if " to " in word else f"is {word}"
+    if several and found.tier == last:
+        return f"moves least, at {bytes_of}, and {told.replace('is risky', 'is still risky')}."
+    rest = f"; no cache here is {'surely ' if _maybe_close(record, arrays) else ''}close" if several else ""
+    return f"{told} at {bytes_of}{rest}."
+
+
+def _maybe_close(record: Record, arrays: Arrays) -> bool:
+    """Whether any lane's verdict leaves open that it is of the first tier."""
+    done = (index for index, lane in enumerate(record.lanes) if lane.status == "done")
+    return any(TIERS[0].word in verdict(record, arrays, index).word.split() for index in done)
 
 
 def _bytes(record: Record, index: int) -> str:

@@ -64,3 +64,20 @@ def test_an_answer_that_saves_nothing_says_so(ratio, told):
     record, arrays = of([0.005, 0.5], [ratio, 0.1])
     said = answer(record, arrays)
     assert said.lane == 0 and told in said.sentence and ("saves nothing" in said.sentence) == (ratio > 1)
+
+
+@pytest.mark.parametrize(
+    ("klds", "sentence"),
+    [
+        ([0.009, 0.5], "is close or marginal at 30 % of the bytes; no cache here is surely close."),
+        ([0.05, 0.5], "is marginal at 30 % of the bytes; no cache here is close."),
+        ([0.09, 0.5], "moves least, at 30 % of the bytes, and is marginal or risky."),
+        ([0.5, 0.9], "moves least, at 30 % of the bytes, and is still risky."),
+        ([0.09], "is marginal or risky at 30 % of the bytes."),
+    ],
+)
+def test_an_answer_names_every_tier_that_its_lane_may_be_of(klds, sentence):
+    record, arrays = of(klds, [0.3, 0.1][: len(klds)])
+    if "or" in sentence:  # an interval with the threshold in it
+        arrays["lane/0/kld"][:] = np.random.default_rng(0).lognormal(np.log(klds[0]) - 0.18, 0.6, 63)
+    assert answer(record, arrays).sentence == sentence
