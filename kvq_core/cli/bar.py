@@ -2,12 +2,14 @@
 
 import sys
 
+from kvq_core.machine.interrupt import raise_lost
+
 
 class Bar:
     """A bar on stderr that vanishes when the work ends; nothing at all where stderr is a file or a pipe.
 
-    Call it with what is being done, how much of it is done and how much there is. ``timed``: with its rate and the
-    time left, counted anew for each thing that is done.
+    Call it with what is being done, how much of it is done and how much there is; it raises a Ctrl-C that was lost.
+    ``timed``: with its rate and the time left, counted anew for each thing that is done.
     """
 
     def __init__(self, timed: bool = False):
@@ -24,6 +26,7 @@ class Bar:
         self.bar.close()
 
     def __call__(self, doing: str, done: int, total: int) -> None:
+        raise_lost()
         if self.timed and doing != self.doing:
             self.bar.reset(total)
         self.doing = doing

@@ -1,4 +1,5 @@
-"""Ctrl-C before a program has begun: libraries take seconds to import, and whatever they were at would be a trace."""
+"""Ctrl-C before a program has begun, for libraries take seconds to import, and whatever they were at would be a trace;
+and one that is lost on the way: Python drops what is raised while an object is freed."""
 
 import os
 import signal
@@ -7,14 +8,33 @@ from typing import Any
 
 def end_quietly() -> None:
     """From here to ``raise_again`` Ctrl-C ends the process with a line; where it is ignored or handled, it stays so."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _raise):
         signal.signal(signal.SIGINT, _end)
 
 
 def raise_again() -> None:
     """From here on Ctrl-C raises KeyboardInterrupt again."""
+    global _pressed
     if signal.getsignal(signal.SIGINT) is _end:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _pressed = False
+        signal.signal(signal.SIGINT, _raise)
+
+
+def raise_lost() -> None:
+    """Raises KeyboardInterrupt where Ctrl-C was pressed and the program went on all the same."""
+    global _pressed
+    if _pressed:
+        _pressed = False
+        raise KeyboardInterrupt
+
+
+_pressed = False
+
+
+def _raise(number: int, frame: Any) -> None:
+    global _pressed
+    _pressed = True
+    raise KeyboardInterrupt
 
 
 def _end(number: int, frame: Any) -> None:
