@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -61,16 +61,8 @@ class Standing:
         self.states_running = [state for state in self.states if state.cache is not None]
         caches = [state.cache for state in self.states_running if state.cache is not None]
         self._stand(caches, prompt)
-
-    @cached_property
-    def _stepping(self) -> LoadedModel:
-        """Made when a step is taken, for its weights are laid out anew: a look that takes none goes without."""
-        return self.model.stepping()
-
-    @cached_property
-    def _forced(self) -> LoadedModel:
-        """While the forced rows are fed."""
-        return self._noisy(self._stepping)
+        self._stepping = self.model.stepping()
+        self._forced = self._noisy(self._stepping)  # while the forced rows are fed
 
     def _stand(self, caches: list[LaneCache], prompt: int) -> None:
         """Give each cache, of so many ``prompt`` tokens, a row, beside the reference's where that has one."""

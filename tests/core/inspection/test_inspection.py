@@ -66,18 +66,6 @@ def test_a_remedys_bytes_are_those_of_its_lane() -> None:
     assert [Lane.model_validate(remedy.lane).label for remedy in found.remedies] == list(by_name)
 
 
-def test_a_look_without_remedies_takes_no_step_and_lays_out_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    def step(self: LoadedModel) -> LoadedModel:
-        raise AssertionError("a step was to be taken")
-
-    model = small("llama")
-    whole = inspect_model(model)
-    monkeypatch.setattr(LoadedModel, "stepping", step)
-    assert Look(model).inspection(with_remedies=False).figures == whole.figures
-    with pytest.raises(AssertionError, match="a step"):
-        Look(model).inspection(with_remedies=True)
-
-
 @pytest.mark.slow
 def test_what_was_found_is_kept_by_the_models_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small("llama")
