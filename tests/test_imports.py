@@ -90,7 +90,9 @@ OPEN_TO_THE_PAGE = {
     "inspection": {"fits", "look", "report", "rules"},
     "packed": {"lanes", "slow"},
     "pipeline": {"added", "compare", "estimate", "examples", "looked", "roundtrip", "timings", "why"},
-    "studies": set("cells estimate executors intervals pairs prompts result rows sources spec study tasks".split()),
+    "studies": set(
+        "cells estimate executors intervals kept pairs prompts result rows sources spec study tasks".split()
+    ),
     "sizing": {"fit", "reserve"},
     "training": {"offer"},
     "machine": {"files", "memory"},

@@ -13,9 +13,10 @@ from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.store.store import Store, open_store
 from kvq_core.studies.cells import Progress, plan
 from kvq_core.studies.estimate import workers_here
+from kvq_core.studies.kept import kept_plan
 from kvq_core.studies.prompts import Prompt
 from kvq_core.studies.result import StudyResult
-from kvq_core.studies.study import stored_study, study_spec
+from kvq_core.studies.study import stored_study
 
 
 def advise(
@@ -90,7 +91,7 @@ def decide(
 
 def stored(study: str, store: Store) -> StudyResult:
     """Raises StoreError where the study is not there, or its runs have other ids by now."""
-    found = stored_study(plan(study_spec(study, store)), store)
+    found = stored_study(plan(kept_plan(study, store).spec), store)
     if found.id != study:
         raise StoreError(f"Study {study} was run with another version or other weights; run it again.")
     return found

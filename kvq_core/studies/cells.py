@@ -58,8 +58,8 @@ class Plan:
     @cached_property
     def id(self) -> str:
         """16 hex characters over all runs and what is asked of them: the same study is the same on every machine."""
-        asked = [prompt.model_dump(mode="json", exclude_defaults=True) for prompt in self.prompts]
-        told = canonical_json({"runs": [cell.id for cell in self.cells], "prompts": asked})
+        prompts = [prompt.model_dump(mode="json", exclude_defaults=True) for prompt in self.prompts]
+        told = canonical_json({"runs": [cell.id for cell in self.cells], "prompts": prompts})
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def shard(self, number: int, count: int) -> tuple[Cell, ...]:
@@ -123,9 +123,9 @@ def _cells(
     place, changed = place_of(model, shared.lanes, shared.reference), shared.changed()
     same = {field: value for field, value in changed.items() if field not in _BY_PROMPT}
     read = script if any(rule.spans for lane in shared.lanes for rule in lane.every_rule) else read_prompt
-    asked = [_asked(shared, prompt) for prompt in prompts]
-    rendered = iter(model.render_each([(s.prompt, s.system) for s in asked if s.messages is None], shared.chat))
-    for prompt, spec in zip(prompts, asked, strict=True):
+    specs = [asked(shared, prompt) for prompt in prompts]
+    rendered = iter(model.render_each([(s.prompt, s.system) for s in specs if s.messages is None], shared.chat))
+    for prompt, spec in zip(prompts, specs, strict=True):
         own = spec.model_dump(mode="json", exclude_defaults=True, include=_BY_PROMPT)
         try:
             given = None if spec.messages is not None else next(rendered)
@@ -139,8 +139,8 @@ def _cells(
         yield Cell(id, known, model.title, prompt, spec, len(ids))
 
 
-def _asked(shared: ComparisonSpec, prompt: Prompt) -> ComparisonSpec:
-    """The comparison of one prompt."""
+def asked(shared: ComparisonSpec, prompt: Prompt) -> ComparisonSpec:
+    """Of what all cells of a model share, the comparison of one prompt."""
     system = shared.system if prompt.system is None and prompt.messages is None else prompt.system
     changes = {
         "prompt": prompt.prompt,

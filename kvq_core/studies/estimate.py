@@ -13,6 +13,7 @@ from kvq_core.pipeline.estimate import estimate_on
 from kvq_core.store.beside import present_in
 from kvq_core.store.store import Store, open_store
 from kvq_core.studies.cells import Cell, Plan
+from kvq_core.studies.rows import read_rows
 
 SHARE = 0.8  # of the free memory that workers may take
 _LOOKED_AT = 40  # cells of a model; the others are as they are
@@ -20,7 +21,7 @@ _LOOKED_AT = 40  # cells of a model; the others are as they are
 
 @dataclass(frozen=True)
 class StudyEstimate:
-    """``todo``: cells that are not in the store. ``seconds``: of all of them on these workers of this machine, None
+    """``todo``: cells that the store knows nothing of. ``seconds``: of them all on these workers of this machine, None
     where no model was timed here; ``bytes``: the peak of all workers together."""
 
     id: str
@@ -58,8 +59,10 @@ def estimate(
     Raises KvqError where a model or the store cannot be had.
     """
     own = planned.cells if shard is None else planned.shard(*shard)
-    there = present_in(store or open_store(), (cell.id for cell in own))
-    todo = list({cell.id: cell for cell in own if cell.id not in there}.values())
+    place = store or open_store()
+    there, summed = present_in(place, (cell.id for cell in own)), read_rows(place, planned.id)
+    without = (cell for cell in own if cell.id not in there and (cell.id, cell.prompt.id) not in summed)
+    todo = list({cell.id: cell for cell in without}.values())
     seconds, most = 0.0, 0
     known = True
     for model in planned.models:

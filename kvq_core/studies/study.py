@@ -1,6 +1,5 @@
 """A study from spec to result: what the store holds is read, the rest is computed, and what is known is summed up."""
 
-import json
 import os
 import time
 from collections.abc import Iterable
@@ -9,15 +8,15 @@ from dataclasses import dataclass, field
 from math import inf
 
 from kvq_core.errors import ModelError, StoreError
-from kvq_core.store.beside import present_in, read_beside, url_of, write_beside
+from kvq_core.store.beside import present_in, url_of
 from kvq_core.store.store import Store, open_store
 from kvq_core.studies.cells import Cell, Plan, Progress, plan
 from kvq_core.studies.executors import Executor, InProcess, Outcome, Processes, Work
+from kvq_core.studies.kept import keep_plan
 from kvq_core.studies.result import StudyResult
 from kvq_core.studies.rows import Row, keep_rows, read_rows, rows_of
-from kvq_core.studies.spec import StudySpec, parse_study
+from kvq_core.studies.spec import StudySpec
 
-_SPEC = "studies/{}/study.json"
 Key = tuple[str, str]  # run and prompt
 KEPT_EVERY_S = 60.0  # rows of a study at work, so that one that is killed need not read all its runs again
 KEEPING = 0.02  # of the time, at most, that keeping them may take
@@ -76,14 +75,6 @@ def stored_study(planned: Plan, store: Store | None = None) -> StudyResult:
     return going.result()
 
 
-def study_spec(id: str, store: Store) -> StudySpec:
-    """The study of an id that was begun in this store. Raises StoreError where there is none."""
-    data = read_beside(store, _SPEC.format(id)) if id.isalnum() else None
-    if data is None:
-        raise StoreError(f"Study {id[:40]!r} is not in this store. Check the link, or run the study again.")
-    return parse_study(json.loads(data))
-
-
 def _silent(doing: str, done: int, total: int) -> None:
     """Tells nobody."""
 
@@ -136,7 +127,7 @@ class _Going:
         """Raises ModelError where no worker has the model, StoreError where the store does not take a run."""
         if not todo:
             return
-        self._keep_spec()
+        keep_plan(self.store, self.plan)
         if self.plan.spec.comparison.reference is not None:
             self._ask_reference(todo, executor)
         cells, done = {cell.id: cell for cell in todo}, own - len(todo)
@@ -185,17 +176,12 @@ class _Going:
             return
         began = time.monotonic()
         with suppress(StoreError):
-            self._keep_spec()  # of a study all of whose runs were there before, too
+            keep_plan(self.store, self.plan)  # of a study all of whose runs were there before, too
             part = "" if self.shard is None else "-{}-of-{}".format(*self.shard)
             keep_rows(self.store, self.plan.id, self._ordered(self.shard), part)
             self.fresh = False
         ended = time.monotonic()
         self.due = ended + max(KEPT_EVERY_S, (ended - began) / KEEPING)
-
-    def _keep_spec(self) -> None:
-        name = _SPEC.format(self.plan.id)
-        if read_beside(self.store, name) is None:
-            write_beside(self.store, name, self.plan.spec.whole(self.plan.prompts).canonical().encode())
 
     def _ordered(self, shard: tuple[int, int] | None = None) -> list[Row]:
         cells = self.plan.cells if shard is None else self.plan.shard(*shard)

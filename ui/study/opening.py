@@ -12,9 +12,9 @@ from kvq_core.errors import KvqError, StoreError
 from kvq_core.settings import settings
 from kvq_core.store.beside import read_beside, write_beside
 from kvq_core.store.sharing import holds_key, key_of
-from kvq_core.studies.cells import plan
+from kvq_core.studies.kept import kept_plan, packaged_ids, packaged_studies
 from kvq_core.studies.result import StudyResult
-from kvq_core.studies.study import stored_study, study_spec
+from kvq_core.studies.study import stored_study
 from ui.html.escape import safe
 from ui.html.numbers import plural
 from ui.service.access import key_in
@@ -53,8 +53,8 @@ class Results:
             found = self._held.get(id) if isinstance(id, str) else None
         if found is not None and found.done >= len(found.plan.cells):
             return found
-        store = self.services.store
-        planned = found.plan if found is not None else plan(study_spec(str(id), store))
+        store = packaged_studies() if id in packaged_ids() else self.services.store
+        planned = found.plan if found is not None else kept_plan(str(id), store)
         result = stored_study(planned, store)
         if found is not None and found.done >= result.done:
             return found
@@ -73,7 +73,9 @@ def demand_open(services: Services, id: str, key: str) -> None:
 
 def is_open(services: Services, id: str) -> bool:
     """Whether everybody who has the link may open a study."""
-    return not settings().public or (id.isalnum() and read_beside(services.store, _SHARED.format(id)) is not None)
+    if not settings().public or id in packaged_ids():
+        return True
+    return id.isalnum() and read_beside(services.store, _SHARED.format(id)) is not None
 
 
 def share(services: Services, id: str, key: str) -> None:

@@ -1,5 +1,7 @@
 """Studies on a tiny model: shared cells, what is left out, damaged runs, and stores that fail."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,12 @@ from kvq_core.pipeline.compare import compare
 from kvq_core.spec import canonical_json, parse_spec
 from kvq_core.store.beside import present_in, read_beside, write_beside
 from kvq_core.studies.cells import plan
+from kvq_core.studies.estimate import estimate
 from kvq_core.studies.executors import compute
+from kvq_core.studies.kept import kept_plan
 from kvq_core.studies.rows import read_rows
 from kvq_core.studies.spec import parse_study
-from kvq_core.studies.study import run_plan, stored_study, study, study_spec
+from kvq_core.studies.study import run_plan, stored_study, study
 from tests.support.study_models import LANES, prompt, study_data, write_study
 
 
@@ -66,7 +70,38 @@ def test_what_is_there_is_not_computed_and_studies_that_overlap_share(model, sto
     (Path(store.root) / "studies" / again.id / "rows").write_bytes(b"cut off")
     assert read_beside(store, f"studies/{again.id}/rows") is None
     assert stored_study(again.plan, store).summary() == again.summary(), "rows are read from the runs again"
-    assert len(asked) == 1 and study_spec(again.id, store).canonical()
+    assert len(asked) == 1
+
+
+def test_a_study_opens_as_it_was_planned_without_its_model(model, store, monkeypatch):
+    """Also after a change that gives its runs other ids."""
+    data = study_data(model, 2)
+    data["prompts"]["rows"].append({"id": "long", "prompt": "w1 " * 300})
+    made = study(parse_study(data), store)
+    monkeypatch.setattr("kvq_core.studies.cells.outline", lambda *_: pytest.fail("the model is looked for"))
+    opened = kept_plan(made.id, store)
+    for cell, own in zip(opened.cells, made.plan.cells, strict=True):  # knobs at their defaults are told or not
+        assert replace(cell, spec=own.spec) == own and cell.spec.canonical() == own.spec.canonical()
+    assert opened.spec.canonical() == made.plan.spec.canonical()
+    assert replace(opened, spec=made.plan.spec, cells=made.plan.cells) == made.plan
+    assert stored_study(opened, store).summary() == made.summary()
+    monkeypatch.undo()
+    other = plan(parse_study(study_data(model, 3)))
+    name = f"studies/{made.id}/plan.json"
+    write_beside(store, name, read_beside(store, f"studies/{study(other.spec, store).id}/plan.json"))
+    assert kept_plan(made.id, store) == opened, "cells of another study are not taken for its own"
+    write_beside(store, name, b'{"models": []}')
+    assert kept_plan(made.id, store) == opened
+
+
+def test_what_rows_know_is_not_in_the_estimate(model, store):
+    """A study goes on from rows alone, as those that ship have them."""
+    made = study(parse_study(study_data(model, 2)), store)
+    for cell in made.plan.cells:
+        shutil.rmtree(Path(store.root) / cell.id)
+    assert estimate(made.plan, store=store).todo == 0
+    assert study(parse_study(study_data(model, 2)), store).summary() == made.summary()
+    assert estimate(plan(parse_study(study_data(model, 3))), store=store).todo == 3
 
 
 def test_rows_of_a_study_at_work_and_of_shards_spare_reading_runs(model, store, monkeypatch):
