@@ -105,6 +105,7 @@ site: setup
 # The stored runs that ship with the app, again.
 examples: setup
 	$(PY) -m kvq_core.pipeline.examples
+	$(PY) -m kvq_core.studies.example
 
 # A dry run of the Space: its build in an empty folder, its start, a stored run, a comparison. See docs/space.md.
 space-check: setup

@@ -91,7 +91,7 @@ OPEN_TO_THE_PAGE = {
     "packed": {"lanes", "slow"},
     "pipeline": {"added", "compare", "estimate", "examples", "looked", "roundtrip", "timings", "why"},
     "studies": set(
-        "cells estimate executors intervals kept pairs prompts result rows sources spec study tasks".split()
+        "cells estimate example executors intervals kept pairs prompts result rows sources spec study tasks".split()
     ),
     "sizing": {"fit", "reserve"},
     "training": {"offer"},

@@ -8,10 +8,9 @@ from itertools import groupby
 from pydantic import ValidationError
 
 from kvq_core.errors import KvqError, StoreError
-from kvq_core.presets import FOLDER
 from kvq_core.spec.rule import Frozen
-from kvq_core.store.beside import names, read_beside, write_beside
-from kvq_core.store.store import Store, open_store
+from kvq_core.store.beside import read_beside, write_beside
+from kvq_core.store.store import Store
 from kvq_core.studies.cells import Cell, LeftOut, Plan, asked, plan
 from kvq_core.studies.spec import StudySpec, parse_study
 
@@ -63,16 +62,6 @@ def kept_plan(id: str, store: Store) -> Plan:
             if known.id == id:  # else its suite makes other prompts by now
                 return known
     return plan(found)
-
-
-def packaged_studies() -> Store:
-    """The store of the studies that ship with the app, rows alone: their runs are computed where one is opened."""
-    return open_store(str(FOLDER))
-
-
-def packaged_ids() -> tuple[str, ...]:
-    """Of the studies that ship."""
-    return tuple(name.rsplit("/", 1)[-1] for name in names(packaged_studies(), "studies"))
 
 
 def _spec_of(planned: Plan) -> str:

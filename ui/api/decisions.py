@@ -84,11 +84,11 @@ def _computing(studies: Studies, decisions: Decisions) -> tuple[Callable[..., An
         while it runs; what was computed is kept, and the same question goes on.
 
         Args:
-            question: What is asked. Either study, an id (with its key on a public instance), or model and prompts, an
-                object with texts, rows or a suite, as for study. Of the room one of memory, such as "24GB", for weights
-                and cache together, cache, and bits of an element; context and batch in tokens and sequences; tolerance
-                "close", "marginal", a mean KLD in nats, or "task:0.02"; engine, such as "vllm"; layers, false to leave
-                layers alone.
+            question: What is asked. Either study, an id (with its key on a public instance, and model where it has
+                several), or model and prompts, an object with texts, rows or a suite, as for study. Of the room one of
+                memory, such as "24GB", for weights and cache together, cache, and bits of an element; context and batch
+                in tokens and sequences; tolerance "close", "marginal", a mean KLD in nats, or "task:0.02"; engine, such
+                as "vllm"; layers, false to leave layers alone.
         """
         session = f"{request.session_hash}/{secrets.token_hex(8)}"  # a client may ask several at once
         try:
@@ -211,9 +211,9 @@ def _quoted(question: Any, studies: Studies) -> DecisionQuote:
     if (own["study"] is None) == (own["prompts"] is None):
         raise SpecError("question: give study, or model and prompts.")
     if own["study"] is not None:
-        demand(str, study=own["study"], key=own["key"] or "")
+        demand(str, study=own["study"], key=own["key"] or "", model=own["model"] or "")
         demand_open(studies.services, own["study"], own["key"] or "")
-        return quote_study(studies.results.read(own["study"]), asked, layers, studies.services)
+        return quote_study(studies.results.read(own["study"]), own["model"], asked, layers, studies.services)
     model = own["model"] or DEFAULT_MODEL
     source = parse_study({"model": model, "prompts": own["prompts"], "bundle": "deploy"}).prompts
     if source.file is not None:

@@ -29,6 +29,7 @@ class DecideForm:
     prompts: PromptsForm = field(default_factory=PromptsForm)
     model: str = ""
     study: str = ""
+    of_model: str = ""  # which of the study's; the first where it is not said
     room: str = MEMORY
     size: str = "24GB"
     context: float | None = 32_768

@@ -14,11 +14,11 @@ from kvq_core.models import available_models
 from kvq_core.settings import settings
 from ui.decide.asked import ANY, BITS, CACHE, MEMORY, PROMPTS, ROOMS, SOURCES, DecideForm
 from ui.decide.fitting import fitting_html
-from ui.decide.quote import quote_form, quote_html
+from ui.decide.quote import picked_model, quote_form, quote_html
 from ui.html.escape import safe
 from ui.service.services import QUIET, SWIFT
 from ui.study.asked import Form as PromptsForm
-from ui.study.opening import Results, mine_of, my_key
+from ui.study.opening import Results, demand_open, mine_of, my_key
 from ui.study.prompts import PromptsPanel, create_prompts
 
 NOTHING_YET = "Give prompts or a study, and what an answer will take is said here."
@@ -38,6 +38,7 @@ class DecidePanel:
     prompts: PromptsPanel
     rest: list[Any]
     study: gr.Dropdown
+    of_model: gr.Dropdown
     estimate: gr.HTML
     notice: gr.HTML
     start: gr.Button
@@ -49,7 +50,7 @@ class DecidePanel:
 
 
 def create_form() -> DecidePanel:
-    source, prompts, model, study = _rested_on()
+    source, prompts, model, study, of_model = _rested_on()
     room, size, context, batch, weights = _room()
     tolerance, engine, layers = _loss()
     with gr.Column(elem_classes=["card", "starts"], elem_id="decide-start-card"):
@@ -57,11 +58,11 @@ def create_form() -> DecidePanel:
         message = gr.HTML("", elem_id="decide-notice")
         start = gr.Button("Start", variant="primary", elem_id="decide-start")
         cancel = gr.Button("Cancel", visible=False, elem_id="decide-cancel")
-    rest = [model, study, room, size, context, batch, tolerance, engine, layers, weights]
-    return DecidePanel(source, prompts, rest, study, estimate, message, start, cancel)
+    rest = [model, study, of_model, room, size, context, batch, tolerance, engine, layers, weights]
+    return DecidePanel(source, prompts, rest, study, of_model, estimate, message, start, cancel)
 
 
-def _rested_on() -> tuple[gr.Radio, PromptsPanel, gr.Dropdown, gr.Dropdown]:
+def _rested_on() -> tuple[gr.Radio, PromptsPanel, gr.Dropdown, gr.Dropdown, gr.Dropdown]:
     with gr.Column(elem_classes=["card", "question"], elem_id="decide-what"):
         gr.HTML("<h2>1 · Which model, which prompts?</h2>")
         source = gr.Radio(
@@ -94,7 +95,15 @@ def _rested_on() -> tuple[gr.Radio, PromptsPanel, gr.Dropdown, gr.Dropdown]:
                 elem_id="decide-study",
                 interactive=True,
             )
-    return source, prompts, model, study
+            of_model = gr.Dropdown(
+                [],
+                label="Its model",
+                visible=False,
+                allow_custom_value=True,
+                elem_id="decide-of-model",
+                interactive=True,
+            )
+    return source, prompts, model, study, of_model
 
 
 def _room() -> list[Any]:
@@ -163,6 +172,10 @@ def wire_form(panel: DecidePanel, fitting: gr.HTML, mine: gr.BrowserState, resul
         held = form_of(fields)
         return [estimate_html(held, own, results), fits_of(held)]
 
+    def models(study: Any, now: Any, own: Any) -> Any:
+        return models_of(str(study or "").strip(), str(now or ""), own, results)
+
+    panel.study.change(models, [panel.study, panel.of_model, mine], panel.of_model, **SWIFT)
     gr.on(
         [*(field.change for field in panel.fields), decided],
         estimate,
@@ -172,6 +185,18 @@ def wire_form(panel: DecidePanel, fitting: gr.HTML, mine: gr.BrowserState, resul
         trigger_mode="always_last",
         concurrency_limit=2,
     )
+
+
+def models_of(study: str, now: str, mine: Any, results: Results) -> Any:
+    """The picker of a study's models: seen where it has several; ``now``, the one that is picked, stays if it can."""
+    try:
+        demand_open(results.services, study, my_key(mine, study))
+        found = results.get(study)
+    except KvqError:
+        return gr.update(choices=[], value=None, visible=False)
+    names = {cell.model: cell.title for cell in found.plan.cells}
+    picked = picked_model(found, now)
+    return gr.update(choices=[(title, id) for id, title in names.items()], value=picked, visible=len(names) > 1)
 
 
 def fits_of(held: DecideForm) -> str:
@@ -199,7 +224,7 @@ def estimate_html(held: DecideForm, mine: Any, results: Results) -> str:
 def form_of(values: Any) -> DecideForm:
     """The form's values in the order of ``DecidePanel.fields``; what a browser sends may be anything."""
     source, way, text, file, skip, suite, n, seed, lengths, depths, *rest = values
-    model, study, room, size, context, batch, tolerance, engine, layers, weights = rest
+    model, study, of_model, room, size, context, batch, tolerance, engine, layers, weights = rest
     texts = [str(value or "") for value in (text, file, lengths, depths)]
     prompts = PromptsForm(str(way), texts[0], texts[1], bool(skip), str(suite), n, seed, texts[2], texts[3])
     return DecideForm(
@@ -207,6 +232,7 @@ def form_of(values: Any) -> DecideForm:
         prompts=prompts,
         model=str(model or ""),
         study=str(study or ""),
+        of_model=str(of_model or ""),
         room=str(room),
         size=str(size or ""),
         context=context,

@@ -199,22 +199,25 @@ def _wire_visit(place: DecidePlace, arrived: Any) -> Any:
             return [gr.skip()] * len(outputs)
         listed = choices(mine)
         if not (id := asked["decide"]):
-            of = asked.get("of", "")
+            of, model = asked.get("of", ""), asked.get("model", "")
             source = STUDY if of else gr.skip()
             study = gr.update(choices=listed, value=of or None)
-            return [*[gr.skip()] * 3, source, study, *[gr.skip()] * 6, "" if of else fits_of(_first(place))]
+            of_model = gr.update(choices=[model], value=model) if of and model else gr.skip()
+            return [*[gr.skip()] * 3, source, study, of_model, *[gr.skip()] * 6, "" if of else fits_of(_first(place))]
         try:
             decision = _opened(place, id, mine, request)
         except KvqError as error:
             said = notice("The decision cannot be opened", str(error), NEXT)
-            return [said, *[gr.skip()] * 3, gr.update(choices=listed), *[gr.skip()] * 7]
+            return [said, *[gr.skip()] * 3, gr.update(choices=listed), *[gr.skip()] * 8]
         shown = {"decision": id, "own": False}
         study = gr.update(choices=listed, value=decision.advice.study)
-        return ["", "", shown, STUDY, study, *_asked(decision.asked), ""]
+        model = gr.update(choices=[decision.advice.model], value=decision.advice.model)
+        return ["", "", shown, STUDY, study, model, *_asked(decision.asked), ""]
 
     names = ("room", "size", "context", "batch", "tolerance", "engine")
-    fields = dict(zip(names, place.form.rest[2:8], strict=True))
+    fields = dict(zip(names, place.form.rest[3:9], strict=True))
     opened = [place.status, place.welcome, place.result.shown, place.form.source, place.form.study]
+    opened.append(place.form.of_model)
     outputs = [*opened, *fields.values(), place.fitting]
     return arrived.then(arrive, place.mine, outputs, **SWIFT)
 

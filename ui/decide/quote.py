@@ -7,6 +7,7 @@ from kvq_core.advice.decision import DecisionRequest
 from kvq_core.advice.forecast import DecisionForecast, forecast
 from kvq_core.advice.policy import Scoring
 from kvq_core.errors import LimitError, SpecError
+from kvq_core.studies.example import adopt, packaged_ids
 from kvq_core.studies.intervals import FEWEST
 from kvq_core.studies.result import StudyResult
 from kvq_core.studies.spec import StudySpec
@@ -36,13 +37,20 @@ def quote_form(form: DecideForm, key: str, results: Results) -> DecisionQuote:
     files = form.files
     if form.source == STUDY:
         demand_open(results.services, form.study.strip(), key)
-        found = quote_study(results.get(form.study.strip()), asked, form.layers, results.services)
+        result = results.get(form.study.strip())
+        found = quote_study(result, picked_model(result, form.of_model), asked, form.layers, results.services)
     else:
         spec, broken = new_study(form)
         found = quote_spec(spec, asked, form.layers, results.services)
         found = DecisionQuote(found.question, found.forecast, found.refusal, (*found.warnings, *_left_out(broken)))
     question = Question(**{**vars(found.question), "weights": files})
     return DecisionQuote(question, found.forecast, found.refusal, found.warnings)
+
+
+def picked_model(result: StudyResult, asked: str) -> str:
+    """The id of a study's model, by its id or title; the first where it has none of that name."""
+    known = {cell.model: cell.title for cell in result.plan.cells}
+    return next((id for id, title in known.items() if asked in (id, title)), next(iter(known)))
 
 
 def quote_spec(spec: StudySpec, asked: DecisionRequest, layers: bool, services: Services) -> DecisionQuote:
@@ -52,10 +60,15 @@ def quote_spec(spec: StudySpec, asked: DecisionRequest, layers: bool, services: 
     return _quoted(told, told.plan.cells[0].model, asked, layers, services)
 
 
-def quote_study(result: StudyResult, asked: DecisionRequest, layers: bool, services: Services) -> DecisionQuote:
-    """Of a study that was run; what is missing of it is computed first. Raises KvqError."""
+def quote_study(
+    result: StudyResult, model: str | None, asked: DecisionRequest, layers: bool, services: Services
+) -> DecisionQuote:
+    """Of a study that was run, and of its ``model``, None: the only one; what is missing of it is computed first.
+    Raises KvqError."""
     asked.ask()
-    return _quoted(quote(result.plan.spec, services.store), one_model(result, None), asked, layers, services)
+    if result.id in packaged_ids():
+        adopt(result.id, services.store)
+    return _quoted(quote(result.plan.spec, services.store), one_model(result, model), asked, layers, services)
 
 
 def admit(found: DecisionQuote) -> Question:

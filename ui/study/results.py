@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import gradio as gr
 
@@ -189,10 +190,11 @@ def answer_html(result: StudyResult, model: str) -> str:
     reasons = "".join(f"<p>{prose(reason)}</p>" for reason in words.reasons)
     failed = [f"{plural(len(result.failed), 'cell')} failed. {why}" for why in list(result.failed.values())[:1]]
     notes = "".join(f'<p class="warning">{prose(note)}</p>' for note in [*result.notes, *failed])
+    of = f"{result.id}&amp;model={safe(quote(model))}"
     return (
         f'<section class="study-answer card"><p class="muted">{safe(" · ".join(filter(None, facts)))}</p>'
         f"<h1>{prose(words.sentence)}</h1>{reasons}{notes}"
-        f'<p><a href="?decide&amp;of={result.id}">Decide from this study</a></p></section>'
+        f'<p><a href="?decide&amp;of={of}">Decide from this study</a></p></section>'
     )
 
 

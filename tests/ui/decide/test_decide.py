@@ -5,6 +5,7 @@ import threading
 import time
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,6 +79,10 @@ class Engine:
 
 @pytest.fixture
 def place(tmp_path):
+    return engine_and_places(tmp_path)
+
+
+def engine_and_places(tmp_path: Path) -> SimpleNamespace:
     engine = Engine()
     services = Services(open_store(str(tmp_path / "store")), engine.compare, estimate)
     return SimpleNamespace(engine=engine, services=services, studies=Studies(services), decisions=Decisions(services))
