@@ -77,9 +77,10 @@ def _many(pair: str, found: dict[str, Any]) -> str:
     """A row again on other texts, with what they leave open."""
     low, high = min(a / b for a, b in _both(found)), max(a / b for a, b in _both(found))
     return (
-        f"`{pair}` again on {found['done']} other texts of {found['scored']} positions: {found['llama_cpp']:.2g} in "
-        f"llama.cpp, {found['ours']:.2g} here, a ratio of {found['ratio']:.2f} (95 % interval over texts "
-        f"{found['low']:.2f} to {found['high']:.2f}); on single texts {low:.2f} to {high:.2f}. "
+        f"`{pair.split(',')[0]}` of {found['model']} again on {found['done']} other texts of {found['scored']} "
+        f"positions: {found['llama_cpp']:.2g} in llama.cpp, {found['ours']:.2g} here, a ratio of {found['ratio']:.2f} "
+        f"(95 % interval over texts {found['low']:.2f} to {found['high']:.2f}); on single texts {low:.2f} to "
+        f"{high:.2f}. "
         "`python benchmarks/llama_cpp_texts.py`."
     )
 

@@ -23,6 +23,7 @@ from kvq_core.external.llama_cpp import Types, version
 from kvq_core.external.simulated import kld_of, lane_of
 from kvq_core.models import LoadedModel, load
 from kvq_core.models.bundled import bundled_gguf
+from kvq_core.models.second import SECOND_MODEL, local_file
 from kvq_core.spec import DEFAULT_MODEL
 
 TEXTS, AT_ONCE = 24, 2  # texts in all, and between two writes
@@ -57,19 +58,23 @@ def measure(model: LoadedModel, file: Path, types: Types, some: list[Text]) -> t
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pair", default="q4_1/f16", help="types of keys and values (q4_1/f16)")
+    parser.add_argument("--model", default=DEFAULT_MODEL, choices=(DEFAULT_MODEL, SECOND_MODEL))
     parser.add_argument("--texts", type=int, default=TEXTS, help=f"how many ({TEXTS})")
     args = parser.parse_args()
-    types, model, every = Types.of(args.pair), load(DEFAULT_MODEL), spread(args.texts)
+    types, model, every = Types.of(args.pair), load(args.model), spread(args.texts)
+    source = bundled_gguf() if args.model == DEFAULT_MODEL else local_file()
+    assert source is not None, "the second model's file is not here: make second-model"
+    name = str(types) if args.model == DEFAULT_MODEL else f"{types}, {args.model}"
     setting = {"model": model.title, "package": f"xllamacpp {version()}", "texts": args.texts, "scored": SCORED}
-    known = (figures("llama_cpp_texts") or {}).get(str(types), {})
-    ours, engine = (known[name] if setting.items() <= known.items() else [] for name in ("by_text", "by_text_there"))
+    known = (figures("llama_cpp_texts") or {}).get(name, {})
+    ours, engine = (known[each] if setting.items() <= known.items() else [] for each in ("by_text", "by_text_there"))
     with tempfile.TemporaryDirectory() as folder:
-        file = written_in_float32(bundled_gguf(), Path(folder) / "float32.gguf")
+        file = written_in_float32(source, Path(folder) / "float32.gguf")
         while left := every[len(ours) :]:
             own, found = measure(model, file, types, left[:AT_ONCE])
             ours, engine = ours + own, engine + found
             told = {**setting, "done": len(ours), "by_text": ours, "by_text_there": engine, **ratio(ours, engine)}
-            keep(HERE / "llama_cpp_texts.json", str(types), told)
+            keep(HERE / "llama_cpp_texts.json", name, told)
             print(f"{len(ours)} texts: {told['ratio']:.2f} ({told['low']:.2f} to {told['high']:.2f})", flush=True)
 
 
