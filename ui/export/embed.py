@@ -19,6 +19,10 @@ from ui.html.escape import safe
 from ui.words import overall
 
 MOST_BYTES = 400_000
+_BEGIN = (
+    '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+)
 
 
 def embed(record: Record, arrays: Arrays, view: str, link: str = "") -> str:
@@ -33,9 +37,8 @@ def embed(record: Record, arrays: Arrays, view: str, link: str = "") -> str:
     said = json.dumps(marks(figure), separators=(",", ":")).replace("<", "\\u003c")
     source = f'<a href="{safe(link)}" target="_blank" rel="noopener">{safe(title(record))}</a>'
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+        _BEGIN
+        + "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         f"img-src data:; script-src 'sha256-{seal}'\">"
         f"<title>{safe(title(record))}</title>"
         f'<meta name="description" content="{safe(overall(record, arrays))}">'
@@ -44,4 +47,12 @@ def embed(record: Record, arrays: Arrays, view: str, link: str = "") -> str:
         f'<p class="mute" id="said" aria-live="polite">{safe(overall(record, arrays))}</p>'
         f'<p class="mute">{source if link else safe(title(record))} · run {record.id}</p></main>'
         f'<script type="application/json" id="marks">{said}</script><script>{script}</script></body></html>'
+    )
+
+
+def refused(said: str) -> str:
+    """The document in a figure's place, where it cannot be drawn."""
+    return (
+        f"{_BEGIN}<title>No figure</title><style>{style()}</style></head>"
+        f'<body class="embed"><main><p class="mute">{safe(said)}</p></main></body></html>'
     )

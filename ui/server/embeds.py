@@ -8,9 +8,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from kvq_core.errors import KvqError
 from ui.export.card import answer_line, title
-from ui.export.embed import embed
+from ui.export.embed import embed, refused
 from ui.export.picture import png_card
-from ui.html.escape import safe
 from ui.service.access import open_run
 from ui.service.services import Services
 
@@ -28,9 +27,7 @@ class Embeds:
         try:
             return HTMLResponse(await anyio.to_thread.run_sync(partial(self._page, run, view or "kld", link)))
         except KvqError as error:
-            return HTMLResponse(
-                f'<!doctype html><html lang="en"><title>No figure</title><p>{safe(str(error))}</p>', 404
-            )
+            return HTMLResponse(refused(str(error)), 404)
 
     async def picture(self, request: Request) -> Response:
         """``/card.png?run=...``: the run's card, for previews of its link; 404 with one line where it is not open."""

@@ -6,6 +6,7 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
+from kvq_core.studies.example import packaged_ids
 from kvq_core.studies.result import StudyResult
 from ui.service.lists import tell_tabs
 from ui.service.services import SWIFT
@@ -22,7 +23,12 @@ WELCOME = (
     "same lanes and says of each figure what the prompts leave open: an interval, what cannot be told apart, and how "
     "many prompts would tell.</p><ol><li><b>Prompts</b> Paste them, choose a file, or take tasks with an answer.</li>"
     "<li><b>Lanes</b> Those of Compare, or a bundle.</li><li><b>Start</b> Cells take turns with other visitors' runs. "
-    "What is done is kept: a study that is cancelled goes on.</li></ol></section>"
+    "What is done is kept: a study that is cancelled goes on.</li></ol>{examples}</section>"
+)
+EXAMPLE = (
+    '<div class="examples"><a class="example" href="?study={id}"><b>Look at one first: eight caches, two models</b>'
+    "<small>The reference table's prompts through formats of 2 to 8 bits; which are safe, and what flips with the model"
+    "</small></a></div>"
 )
 
 
@@ -56,6 +62,11 @@ class StudyPlace:
         self.studies.services.jobs.forget(OPENING.session(request))
 
 
+def welcome_html() -> str:
+    """What an empty place says, with the study that ships to look at."""
+    return WELCOME.format(examples="".join(EXAMPLE.format(id=id) for id in packaged_ids()))
+
+
 def arrange_study(studies: Studies, compare_lanes: gr.State) -> StudyPlace:
     """``compare_lanes``: those of the form of Compare, which a study can take."""
     with gr.Row(elem_id="study"):
@@ -71,7 +82,7 @@ def arrange_study(studies: Studies, compare_lanes: gr.State) -> StudyPlace:
             go_on = gr.Button("Go on", visible=False, elem_id="study-go-on", size="sm")
             live = gr.HTML("", elem_id="study-live")
             result, cell = create_result(create_cell)
-            welcome = gr.HTML(WELCOME, elem_id="study-welcome")
+            welcome = gr.HTML(welcome_html(), elem_id="study-welcome")
     wire_form(form, compare_lanes, studies.services.store, result.shown.change)
     wire_tabs(mine, listing, told)
     return StudyPlace(

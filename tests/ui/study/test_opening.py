@@ -1,8 +1,15 @@
-"""A browser's list of its own studies."""
+"""A browser's list of its own studies, and the study that ships."""
 
 import json
+from types import SimpleNamespace
 
-from ui.study.opening import KEPT, mine_html, mine_of, taken_over
+import pytest
+
+from kvq_core.store.store import open_store
+from kvq_core.studies.example import packaged_ids
+from ui.study.opening import KEPT, Results, demand_open, mine_html, mine_of, taken_over
+from ui.study.parts import welcome_html
+from ui.study.results import answer_html, models_of
 
 
 def entry(id: str, title: str = "5 prompts × 2 lanes") -> dict[str, str]:
@@ -22,3 +29,15 @@ def test_nonsense_changes_nothing_of_the_list():
     mine = [entry("b" * 16)]
     for raw in ("", "5", "null", "[]", "{}", '{"put": 5}', '{"put": [], "gone": 5}', '{"put": [], "gone": [{}]}'):
         assert taken_over(mine, raw) == mine_of(mine)
+
+
+def test_the_study_that_ships_opens_for_everybody_without_its_models(monkeypatch, tmp_path):
+    monkeypatch.setattr("kvq_core.studies.cells.outline", lambda *_: pytest.fail("a model is looked for"))
+    monkeypatch.setattr("ui.study.opening.settings", lambda: SimpleNamespace(public=True))
+    services = SimpleNamespace(store=open_store(str(tmp_path / "store")))
+    (id,) = packaged_ids()
+    demand_open(services, id, "")
+    found = Results(services).read(id)
+    assert found.id == id and found.done == len(found.plan.cells) and len(models_of(found)) == 2
+    assert f"study {id} · 12 prompts · 8 lanes" in answer_html(found, models_of(found)[0])
+    assert f'href="?study={id}"' in welcome_html() and not (tmp_path / "store").exists()
