@@ -14,6 +14,15 @@ LOOKED_AT = "The lanes of a run in one layer"  # notes of such a run
 REPLAYED = "Maps of one layer, of the very rows of the run"
 _OF_LANES = ("delta_map", "delta_scale", "delta_offset", "attention_rows", "key_quantiles", "latent_quantiles")
 _OF_RUN = ("reference/attention_rows", "spectra/key_quantiles", "spectra/latent_quantiles")
+# Of all layers: by step of the answer, layer and head, or at the end of the run; and at the steps that were looked at.
+_OF_LAYERS = (
+    *("delta_mean", "delta_max", "delta_offset", "key_error", "value_error", "key_channel_error"),
+    *("value_channel_error", "depth_key_error", "depth_value_error", "depth_score_error", "output_relative"),
+    *("centred_key", "angles_query_key", "angles_key_key", "key_error_energy", "output_error", "output_bound"),
+    *("key_code_counts", "value_code_counts", "key_symmetric_share", "value_symmetric_share", "key_outlier_share"),
+    *("value_outlier_share", "key_latent_bits"),
+)
+_AT_STEPS = ("delta_by_keys", "attention_kl", "sink_mass")
 Look = tuple[Record, Arrays]
 
 
@@ -61,6 +70,25 @@ def most_steps_at(record: Record, arrays: Arrays, layer: int, head: int) -> Look
 def has_every_lane(look: Look) -> bool:
     """Whether what was seen is of all lanes that were scored, those that were added included."""
     return _mapped(look) == sum(lane.status == "done" for lane in look[0].lanes)
+
+
+def with_layers(record: Record, arrays: Arrays) -> Arrays:
+    """The arrays of a run with lanes that were added to it and, of those that were looked at in all layers since, what
+    the run keeps of its own lanes: of a batch of their own, as their KLD is."""
+    own: dict[str, Any] = dict(arrays)
+    steps = record.capture.attention_steps
+    for seen, found in record.looks:
+        there = seen.capture.attention_steps
+        for at, other in _pairs(record, seen).items():
+            if record.added(at) is None or f"lane/{at}/delta_mean" in own or f"lane/{other}/delta_mean" not in found:
+                continue
+            names = ((name, f"lane/{other}/{name}") for name in _OF_LAYERS)
+            own |= {f"lane/{at}/{name}": found[key] for name, key in names if key in found}
+            if set(steps) <= set(there):
+                picked = [there.index(step) for step in steps]
+                names = ((name, f"lane/{other}/{name}") for name in _AT_STEPS)
+                own |= {f"lane/{at}/{name}": found[key][picked] for name, key in names if key in found}
+    return own
 
 
 def cosines_at(record: Record, layer: int, pair: str, lane: int | None) -> np.ndarray | None:

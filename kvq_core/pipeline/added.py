@@ -29,6 +29,8 @@ from kvq_core.record.fields import RESULTS_VERSION, Record
 from kvq_core.spec import Capture, ComparisonSpec, Lane, parse_spec
 from kvq_core.store.store import Store, open_store
 
+EVERY = Capture(layers="all", detail="deep")
+
 
 def add_lane(run: Record | str, lane: Lane, store: Store | None = None) -> Record:
     """Compute one lane more for a finished run, which may be given by its id, and return its record, a run of its own.
@@ -92,16 +94,17 @@ def capture_lane(run: Record | str, label: str, store: Store | None = None) -> R
     raise AssertionError("what is captured ends with Finished")
 
 
-def capturing(parent: Record, at: int, store: Store | None = None, owner: str = "") -> Generator[Event]:
+def capturing(
+    parent: Record, at: int, store: Store | None = None, owner: str = "", capture: Capture = EVERY
+) -> Generator[Event]:
     """``capture_lane`` as ``compare`` tells of a run."""
-    return following(parent, captures_of(parent, at), store, owner)
+    return following(parent, captures_of(parent, at, capture), store, owner)
 
 
-def captures_of(parent: Record, at: int) -> ComparisonSpec:
-    """What is asked where every layer and head of a run's lane is looked at."""
+def captures_of(parent: Record, at: int, capture: Capture = EVERY) -> ComparisonSpec:
+    """What is asked where a lane of a run is looked at, in every layer and head unless ``capture`` says less."""
     asked = parse_spec(parent.spec)
-    every = Capture(layers="all", detail="deep")
-    changes = {"capture": every, "floors": "storage", "free_text": False, "lanes": (asked.lanes[at],)}
+    changes = {"capture": capture, "floors": "storage", "free_text": False, "lanes": (asked.lanes[at],)}
     return asked.model_copy(update=changes)
 
 

@@ -145,7 +145,8 @@ def quick_store(tmp_path_factory) -> Store:
 def quick(standing_in, quick_store) -> Iterator[str]:
     """The address of a page whose runs are the stand-in's."""
     does = standing_in
-    with served_here(Services(quick_store, does.compare, estimate, does.add, does.ask_why, does.look_again)) as address:
+    beside = does.add, does.ask_why, does.look_again, does.capture
+    with served_here(Services(quick_store, does.compare, estimate, *beside)) as address:
         yield address
 
 

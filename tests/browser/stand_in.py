@@ -5,13 +5,13 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from kvq_core.events import Encoding, Event, Finished, LaneProgress, Loading, Prefill, Step
-from kvq_core.pipeline.added import spec_of
+from kvq_core.pipeline.added import captures_of, spec_of
 from kvq_core.pipeline.estimate import Estimate
 from kvq_core.pipeline.looked import spec_of_look
 from kvq_core.pipeline.timings import Stages
 from kvq_core.pipeline.why import spec_of_why
 from kvq_core.record.fields import Record
-from kvq_core.spec import ComparisonSpec, Lane
+from kvq_core.spec import Capture, ComparisonSpec, Lane
 from kvq_core.store.store import Store
 from tests.support.ui_record_factory import make_run
 
@@ -55,6 +55,9 @@ class Engine:
 
     def ask_why(self, parent: Record, at: int, store: Store, owner: str = "") -> Iterator[Event]:
         yield from self._beside(parent, spec_of_why(parent, at), store)
+
+    def capture(self, parent: Record, at: int, store: Store, owner: str, capture: Capture) -> Iterator[Event]:
+        yield from self._beside(parent, captures_of(parent, at, capture), store)
 
     def look_again(
         self, parent: Record, lanes: Sequence[Lane], layer: int, store: Store, owner: str = ""

@@ -60,7 +60,10 @@ def test_a_lane_is_tried_by_the_keyboard_joins_the_run_says_what_changed_and_is_
     page.wait_for_function(f"{PAINTED} === 4")
     assert "Keep layer 5 in fp16" not in page.locator("#act-offers").inner_text(), "the run has it now"
     open_view(page, "Where")
-    page.wait_for_function("document.querySelector('#view-damage').textContent.includes('layer 5 fp16 joined later')")
+    page.locator("#look-layers", has_text="layer 5 fp16 joined later").locator("[data-act=layers]").click()
+    page.wait_for_function("document.querySelector('#act-status').textContent.includes('is looked at in all layers')")
+    page.wait_for_function("!document.querySelector('#look-layers [data-act]')")
+    page.locator("#plot-grid-key text", has_text="KIVI + layer 5 fp16").first.wait_for()
     page.locator("#act-tried [data-act=undo]").click()
     page.wait_for_function(f"{LEGEND} === 3")
     assert page.locator("#act-tried [data-tried]").count() == 0

@@ -87,23 +87,23 @@ def _rested_on() -> tuple[gr.Radio, PromptsPanel, gr.Dropdown, gr.Dropdown, gr.D
             )
             prompts = create_prompts("decide")
         with gr.Column(elem_classes=["of-study"]):
-            study = gr.Dropdown(
-                [],
-                label="Study",
-                info="One of yours, or an id",
-                allow_custom_value=True,
-                elem_id="decide-study",
-                interactive=True,
-            )
-            of_model = gr.Dropdown(
-                [],
-                label="Its model",
-                visible=False,
-                allow_custom_value=True,
-                elem_id="decide-of-model",
-                interactive=True,
-            )
+            study, of_model = _of_study()
     return source, prompts, model, study, of_model
+
+
+def _of_study() -> tuple[gr.Dropdown, gr.Dropdown]:
+    study = gr.Dropdown(
+        [],
+        label="Study",
+        info="One of yours, or an id",
+        allow_custom_value=True,
+        elem_id="decide-study",
+        interactive=True,
+    )
+    of_model = gr.Dropdown(
+        [], label="Its model", visible=False, allow_custom_value=True, elem_id="decide-of-model", interactive=True
+    )
+    return study, of_model
 
 
 def _room() -> list[Any]:

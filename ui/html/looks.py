@@ -4,7 +4,7 @@ from kvq_core.analysis.looks import noise
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.html.escape import safe
-from ui.html.numbers import significant
+from ui.html.numbers import join_words, significant
 
 LESS = 0.2  # of a lane's recorded KL, about what another size of the batch moves at most: docs/numbers.md
 
@@ -20,6 +20,30 @@ def look_html(record: Record, arrays: Arrays, layer: int, head: int, missing: st
     return (
         f'{told}<p class="look-again"><button type="button" class="plain-button" data-act="map" data-lane="0">Compute '
         f"{safe(missing)}</button> <small>The lanes follow the answer once more, up to this layer; it is kept with the "
+        "run.</small></p>"
+    )
+
+
+def layers_html(record: Record, arrays: Arrays, name: str) -> str:
+    """Which lanes joined later and lack an array of all layers that others have, so that figures leave them out; each
+    with the button that has it looked at."""
+    measured = any(f"lane/{at}/{name}" in arrays for at in range(len(record.lanes)))
+    without = {
+        at: lane.label
+        for at, lane in enumerate(record.lanes)
+        if lane.status == "done" and record.added(at) is not None and f"lane/{at}/{name}" not in arrays
+    }
+    if not measured or not without:
+        return ""
+    buttons = "".join(
+        f'<button type="button" class="plain-button" data-act="layers" data-lane="{at}">Look at all layers of '
+        f"{safe(label)}</button> "
+        for at, label in without.items()
+    )
+    are = "is" if len(without) == 1 else "are"
+    return (
+        f'<p class="look-again">{buttons}<small>{safe(join_words(list(without.values())))} joined later and {are} not '
+        "in the figures of all layers. A look follows the answer once more beside the reference; it is kept with the "
         "run.</small></p>"
     )
 

@@ -161,10 +161,11 @@ def _begin(told: dict[str, Any], asked: _Asked, session: str, visitor: str, serv
     label = record.lanes[index].label
     if told["do"] == "map":
         job = _looking(record, asked, session, visitor, services)
-    elif told["do"] == "why":
+    elif told["do"] in ("why", "layers"):
         added = record.added(index)
         parent, at = (asked.shown["run"], record.number(index)) if added is None else added
-        job = services.explain(services.records.get(parent)[0], at, session, visitor)
+        begin = services.explain if told["do"] == "why" else partial(services.look_through, record)
+        job = begin(services.records.get(parent)[0], at, session, visitor)
     else:
         if len(asked.shown.get("tried", ())) >= MOST:
             raise SpecError(f"{MOST} lanes were tried here; undo one, or run them as a comparison.")
@@ -216,6 +217,9 @@ def _joined(event: Finished, label: str, do: str, asked: _Asked, services: Servi
     shown["without"] = [gone for gone in shown.get("without", ()) if gone != run]
     if do == "map":
         return [line("Looked at", "done", detail="The maps of that layer are kept with the run."), _shows(shown, asked)]
+    if do == "layers":
+        said = line(f"{label} is looked at in all layers", "done", detail="Figures of all layers show it now.")
+        return [said, _shows(shown, asked)]
     if do == "why":
         said = line(f"What the damage of {label} comes from is measured", "done", detail="Its card says it.")
         return [said, _shows(shown, asked)]

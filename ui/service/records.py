@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from kvq_core.analysis.causes import told_of
+from kvq_core.analysis.looks import with_layers
 from kvq_core.errors import StoreError
 from kvq_core.logs import log_error
 from kvq_core.pipeline.examples import packaged_store
@@ -144,7 +145,8 @@ def joined(
     lanes = [run for run in beside if run[0].spec["capture"]["detail"] == "off" and run[0].spec["notes"] == about]
     whole, own = with_added(record, arrays, lanes)
     whole._beside = tuple(run.id for run, _ in beside)
-    whole._looks = tuple(run for run in beside if run[0].capture.layers)
+    whole._looks = tuple(run for run in beside if run[0].capture.layers or run[0].spec["capture"]["detail"] != "off")
+    own = dict(with_layers(whole, own))
     whole._causes = dict(filter(None, (told_of(whole, *run) for run in beside)))
     return whole, own
 

@@ -16,13 +16,13 @@ from kvq_core.limits import limits
 from kvq_core.machine import files
 from kvq_core.packed.lanes import Progress, measure_spec
 from kvq_core.packed.lanes import Request as Measuring
-from kvq_core.pipeline.added import adding, spec_of
+from kvq_core.pipeline.added import adding, captures_of, capturing, spec_of
 from kvq_core.pipeline.estimate import Estimate
 from kvq_core.pipeline.looked import look_held, looking_at, spec_of_look
 from kvq_core.pipeline.why import asking_why, spec_of_why
 from kvq_core.record.fields import Record
 from kvq_core.settings import settings
-from kvq_core.spec import ComparisonSpec, Lane
+from kvq_core.spec import ComparisonSpec, Lane, parse_spec
 from kvq_core.store.store import Store
 from kvq_core.training.offer import Offer, Training, TrainingResult, offer, train_missing
 from ui.service.admission import Admission, check_memory
@@ -54,6 +54,7 @@ class Services:
     add: Callable[..., Generator[Event]] = adding
     ask_why: Callable[..., Generator[Event]] = asking_why
     look_again: Callable[..., Generator[Event]] = looking_at
+    capture: Callable[..., Generator[Event]] = capturing
     offer: Callable[..., Offer | None] = offer
     train: Callable[[Offer], Generator[Training | TrainingResult]] = train_missing
     measure: Callable[[ComparisonSpec, Measuring], Generator[Progress]] = measure_spec
@@ -92,6 +93,13 @@ class Services:
         """``submit`` of a look at some lanes of a finished run, as it is drawn, in one layer; it stands aside."""
         work = partial(self.look_again, whole, lanes, layer, self.store, *_owner(visitor))
         return self._admitted(spec_of_look(whole, lanes, layer), work, session, visitor, aside=True)
+
+    def look_through(self, shown: Record, parent: Record, at: int, session: str, visitor: str) -> Job:
+        """``submit`` of a look at a lane that was added to the run ``shown``, that of ``parent``, with what that run
+        keeps of its own lanes; it stands aside."""
+        kept = parse_spec(shown.spec).capture
+        work = partial(self.capture, parent, at, self.store, *(_owner(visitor) or ("",)), kept)
+        return self._admitted(captures_of(parent, at, kept), work, session, visitor, aside=True)
 
     def look_held(self, whole: Record, lanes: Sequence[int], layer: int) -> Finished | None:
         """``look_at`` of what memory holds, at once; None where it does not. Raises KvqError."""

@@ -16,7 +16,7 @@ from ui.figures import (
     sink_change,
 )
 from ui.figures.damage import MEASURES
-from ui.html.looks import look_html, whole_layer
+from ui.html.looks import layers_html, look_html, whole_layer
 from ui.selection import Selection
 from ui.views.view import Drawing, Slot, Stacked, View, create_page, create_words, or_absent
 from ui.words.damage import damage
@@ -34,6 +34,7 @@ TITLES = {
 }
 MISSING = "Not captured in this run."
 ROWS = (
+    ["look-layers"],
     (
         Slot("grid-key", "Keys: layer × KV head", "Click a cell to select its layer and head."),
         Slot("grid-value", "Values: layer × KV head"),
@@ -103,5 +104,8 @@ def compute(record: Record, arrays: Arrays, at: Selection, measure: str, uncentr
     missing = f"attention at token {at.token}" if rows is None else ""
     missing = whole_layer(at.layer) if maps is None or not has_every_lane(maps) else missing
     own = keeps(record, at.layer, at.head) and at.step in record.capture.attention_steps and len(record.looks) == 0
-    html = {"look-maps": look_html(record, arrays, at.layer, at.head, missing, own)}
+    html = {
+        "look-layers": layers_html(record, arrays, "delta_mean"),
+        "look-maps": look_html(record, arrays, at.layer, at.head, missing, own),
+    }
     return Drawing(damage(record, arrays, at), figures, html, titles=titles)

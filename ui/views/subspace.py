@@ -7,7 +7,7 @@ import gradio as gr
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.figures.subspace import angles, deviation, error_inside, error_split
-from ui.html.looks import look_html, whole_layer
+from ui.html.looks import layers_html, look_html, whole_layer
 from ui.selection import Selection
 from ui.views.view import Drawing, Slot, View, create_page, create_words, or_absent
 from ui.words import subspace
@@ -16,6 +16,7 @@ OTHERS = (("same_kind", "Another prompt of its kind"), ("other_kind", "Another k
 MISSING = "Not captured in this run."
 ANGLES = {"angles-query": "Angles between queries and keys", "angles-key": "Angles between keys and the lane's keys"}
 ROWS = (
+    ["look-layers"],
     (
         Slot("deviation", "How far queries lie from a subspace", "0: every query lies in it.", 270),
         Slot("error-inside", "Key error inside the subspace", "Of the prompt's queries.", 270),
@@ -56,7 +57,10 @@ def compute(record: Record, arrays: Arrays, at: Selection, rank: Any) -> Drawing
     texts = record.capture.subspace_texts
     others = [f"{name}: {texts[key]}." for key, name in OTHERS if texts.get(key)]
     missing = whole_layer(at.layer) if isinstance(figures["angles-query"], str) else ""
-    html = {"look-angles": look_html(record, arrays, at.layer, at.head, missing, rank in kept)}
+    html = {
+        "look-layers": layers_html(record, arrays, "key_error_energy"),
+        "look-angles": look_html(record, arrays, at.layer, at.head, missing, rank in kept),
+    }
     titles = {name: f"{title}, top {rank}" for name, title in ANGLES.items()}
     return Drawing(" ".join([subspace(record, arrays, rank), *others]), figures, html, titles=titles)
 

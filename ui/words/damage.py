@@ -11,7 +11,7 @@ from ui.figures.damage import worst_head
 from ui.figures.drill import channel_shares
 from ui.html.numbers import join_words, percent, significant
 from ui.selection import Selection
-from ui.words.views import joined_later, nothing
+from ui.words.views import nothing
 
 CONCENTRATED = 0.5  # of the squared error in a tenth of the layers
 
@@ -26,7 +26,7 @@ def damage(record: Record, arrays: Arrays, at: Selection) -> str:
     ]
     if not any(found):
         return nothing(record)
-    return " ".join(filter(None, [*found, _joined(record, arrays), blank_layers(record)]))
+    return " ".join(filter(None, [*found, blank_layers(record)]))
 
 
 def _keys_and_values(record: Record, arrays: Arrays) -> str:
@@ -54,18 +54,6 @@ def _keys_and_values(record: Record, arrays: Arrays) -> str:
         )
         parts.append(f"{kind}s are {percent(float(error.mean()))} off in {lane.label}{where}")
     return f"At worst, {'; '.join(parts)}." if parts else ""
-
-
-def _joined(record: Record, arrays: Arrays) -> str:
-    """Lanes that were added are looked at a head at a time."""
-    names = joined_later(record, arrays, "delta_mean")
-    if not names:
-        return ""
-    are = "is" if len(names) == 1 else "are"
-    return (
-        f"{join_words(names)} joined later and {are} looked at one head at a time, in the maps of the selected head; "
-        "figures of all layers show the other lanes."
-    )
 
 
 def _constants(arrays: Arrays) -> str:

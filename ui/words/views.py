@@ -8,7 +8,7 @@ from kvq_core.record.fields import LaneRecord, Record
 from ui.figures.base import lanes_with
 from ui.figures.spectra import energy, is_centred, mean_share, spectrum
 from ui.figures.subspace import inside_share
-from ui.html.numbers import bits, join_words, percent, plural, significant
+from ui.html.numbers import bits, percent, plural, significant
 
 NOTHING = 'This run kept no captures; set capture.detail to "normal" to see them.'
 NOT_FITTING = "Captures of this many lanes do not fit into a stored run, so none were kept; compare fewer to see them."
@@ -19,14 +19,6 @@ def nothing(record: Record) -> str:
     if record.spec.get("capture", {}).get("detail") == "off":
         return NOTHING
     return f"This run has no captures. {blank_layers(record)}" if none_looked_at(record) else NOT_FITTING
-
-
-def joined_later(record: Record, arrays: Arrays, name: str) -> list[str]:
-    """Labels of the lanes that were added to the run and lack an array that others of it have: their figures leave
-    them out."""
-    measured = {index for index, *_ in lanes_with(record, arrays, name)}
-    done = (index for index, lane in enumerate(record.lanes) if lane.status == "done" and record.added(index))
-    return [record.lanes[index].label for index in done if measured and index not in measured]
 
 
 def finished_lanes(record: Record) -> list[LaneRecord]:
@@ -93,8 +85,6 @@ def subspace(record: Record, arrays: Arrays, rank: int) -> str:
     if high[1] is not low[1]:
         sentence += f" and {percent(high[0])} of {high[1].label}'s"
     sentence += f"; an error spread evenly would leave {chance} there. Few queries ever read the rest."
-    if names := joined_later(record, arrays, "key_error_energy"):
-        sentence += f" Of {join_words(names)}, which joined later, the key error is not split."
     return f"{sentence} {blank_layers(record)}".strip()
 
 
