@@ -70,7 +70,7 @@ class Engine:
         yield Step(1, STEPS, words, told)
         assert self.free.wait(100)
         yield Step(2, STEPS, words, told)  # what was cancelled meanwhile ends here
-        yield self._finished(spec, store, parent.id)
+        yield self._finished(spec, store, parent.parent or parent.id)
 
     def _finished(self, spec: ComparisonSpec, store: Store, parent: str | None = None) -> Finished:
         record, arrays = make_run(len(spec.lanes), labels=tuple(lane.label for lane in spec.lanes))
