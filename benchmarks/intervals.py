@@ -9,9 +9,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
-from scipy.stats import ttest_rel
 
 from kvq_core.studies import intervals
+from kvq_core.studies.pairs import paired_test
 
 FILE = Path(__file__).with_name("intervals.json")
 SPREADS, PROMPTS = (0.1, 0.3, 0.5, 1.0, 2.0), (12, 30, 100)
@@ -29,7 +29,7 @@ def coverage(spread: float, prompts: int, studies: int) -> dict[str, float]:
         upper.append((found.high or 0.0) / mean)
         shared = draw.normal(0, spread, prompts)  # what makes a prompt hard for any lane
         a, b = (np.exp(shared + draw.normal(0, spread / 2, prompts)) for _ in range(2))
-        apart += bool(ttest_rel(a, b).pvalue < 0.05)
+        apart += paired_test(a, b)[0] < 0.05
     shares = {"covered": held / studies, "apart": apart / studies, "upper": float(np.percentile(upper, 95))}
     return {"log_sd": spread, "prompts": prompts, **shares}
 

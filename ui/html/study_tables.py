@@ -6,12 +6,13 @@ from typing import Any
 from kvq_core.analysis.verdict import TIERS
 from ui.html.escape import safe
 from ui.html.glossary import hint
-from ui.html.numbers import ABSENT, percent, significant
+from ui.html.numbers import ABSENT, percent, plural, significant
 
 Line = dict[str, Any]
+COUNT = "Prompts"
 HEAD = (
     "Lane",
-    "Prompts",
+    COUNT,
     "Mean KLD",
     "p95 of prompts",
     "Tail of tokens",
@@ -24,9 +25,14 @@ EXPLAINED = {"Mean KLD": "KLD", "Flips": "flips", "Bytes": "bytes", "Prompts by 
 
 
 def lanes_table(lines: Sequence[Line], caption: str = "") -> str:
-    """Of one model, in the study's order."""
-    head = [hint(EXPLAINED[name], name) if name in EXPLAINED else safe(name) for name in HEAD]
-    return table(head, (_lane(at, line) for at, line in enumerate(lines)), caption)
+    """Of one model, in the study's order. Where all lanes have as many prompts, the caption says how many."""
+    counts = {line["prompts"] for line in lines if line["kld_mean"] is not None}
+    each = len(counts) > 1 or any(line["failed"] for line in lines)
+    if not each and counts:
+        caption = " · ".join(filter(None, (caption, f"Over {plural(counts.pop(), 'prompt')}")))
+    names = [name for name in HEAD if each or name != COUNT]
+    head = [hint(EXPLAINED[name], name) if name in EXPLAINED else safe(name) for name in names]
+    return table(head, (_lane(at, line, each) for at, line in enumerate(lines)), caption)
 
 
 def table(head: Sequence[str], rows: Iterable[str], caption: str = "") -> str:
@@ -44,16 +50,17 @@ def name_cell(at: int, label: str) -> str:
     return f'<th scope="row"><span class="dot lane-{at}"></span>{safe(label)}</th>'
 
 
-def _lane(at: int, line: Line) -> str:
+def _lane(at: int, line: Line, counted: bool) -> str:
     if line["kld_mean"] is None:
         failed = f"{line['failed']} failed" if line["failed"] else "nothing yet"
-        return f'<tr>{name_cell(at, line["label"])}<td class="none" colspan="{len(HEAD) - 1}">{failed}</td></tr>'
+        rest = len(HEAD) - 2 + counted
+        return f'<tr>{name_cell(at, line["label"])}<td class="none" colspan="{rest}">{failed}</td></tr>'
     worst = f'<small title="{safe(line["worst_prompt"])}">worst {significant(line["worst_kld"])}</small>'
     tail = (
         ABSENT if line["tail"] is None else f"<b>{significant(line['tail'])}</b><small>p{line['tail_rank']:g}</small>"
     )
     cells = [
-        f"{line['prompts']:,}{_failed(line)}",
+        *([f"{line['prompts']:,}{_failed(line)}"] if counted else []),
         _with_interval(line, "kld", significant),
         f"<b>{significant(line['kld_p95'])}</b>{worst}",
         tail,
