@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from kvq_core.analysis.verdict import TIERS
 from kvq_core.studies.pairs import Pair
 from kvq_core.studies.result import StudyResult
 from ui.html.numbers import join_words, percent, plural, significant
@@ -32,7 +33,8 @@ def study_words(result: StudyResult, model: str) -> StudyWords:
     pairs = [pair for pair in result.pairs if pair.model == model]
     alike = [line for line in lanes if line is not best and not _apart(best, line, pairs)]
     sentence = f"{best['label']} stays closest over {prompts}: mean KLD {_mean(best)}."
-    return StudyWords(sentence, tuple(filter(None, (_alike(best, alike, pairs), _smallest(best, alike)))))
+    reasons = _alike(best, alike, pairs), _smallest(best, alike), _close(best, lanes)
+    return StudyWords(sentence, tuple(filter(None, reasons)))
 
 
 def _mean(line: Line) -> str:
@@ -66,6 +68,25 @@ def _alike(best: Line, alike: list[Line], pairs: list[Pair]) -> str:
     more = f"; about {needed:,} would tell all" if needed else ""
     said = ", ".join(names[:MOST_SAID]) + rest if rest else join_words(names)
     return f"{said} cannot be told apart from it with {plural(tested[0].prompts, 'prompt')}{more}."
+
+
+def _close(best: Line, lanes: list[Line]) -> str:
+    """The fewest bytes whose mean KLD is close whatever prompts are drawn; nothing where that is the closest lane."""
+    tier = TIERS[0]
+    if best["kld_high"] is None:
+        return ""
+    sized = [line for line in lanes if None not in (line["kv_ratio"], line["kld_high"])]
+    sure = [line for line in sized if line["kld_high"] <= tier.kld]
+    limit = f"within {tier.kld:g} nats, the limit of {tier.word}"
+    if not sure:
+        return f"No lane's mean KLD is surely {limit}."
+    small = min(sure, key=lambda line: line["kv_ratio"])
+    if small is best:
+        return ""
+    return (
+        f"The smallest whose mean KLD is surely {limit}: {small['label']}, {percent(small['kv_ratio'])} of the bytes, "
+        f"{_mean(small)}."
+    )
 
 
 def _smallest(best: Line, alike: list[Line]) -> str:
