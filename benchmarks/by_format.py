@@ -8,6 +8,7 @@ from benchmarks.llama_cpp import FORMATS, pairs
 from benchmarks.measured import figures, table
 from kvq_core.methods import Method, ModelShape, methods
 from kvq_core.methods.sizes import sizes
+from kvq_core.spec import DEFAULT_MODEL
 
 HEADS = (64, 128)
 LAYERS, TOKENS = 32, 512
@@ -80,9 +81,19 @@ def _many(pair: str, found: dict[str, Any]) -> str:
         f"`{pair.split(',')[0]}` of {found['model']} again on {found['done']} other texts of {found['scored']} "
         f"positions: {found['llama_cpp']:.2g} in llama.cpp, {found['ours']:.2g} here, a ratio of {found['ratio']:.2f} "
         f"(95 % interval over texts {found['low']:.2f} to {found['high']:.2f}); on single texts {low:.2f} to "
-        f"{high:.2f}. "
+        f"{high:.2f}.{_pooled(pair, found)} "
         "`python benchmarks/llama_cpp_texts.py`."
     )
+
+
+def _pooled(pair: str, found: dict[str, Any]) -> str:
+    """These texts and those of the table together."""
+    types, _, model = pair.partition(", ")
+    first = (figures("llama_cpp") or {})[model or DEFAULT_MODEL]
+    row, texts = first["pairs"][types], first["texts"]
+    ours = texts * row["ours"] + sum(found["by_text"])
+    theirs = texts * row["llama_cpp"] + sum(found["by_text_there"])
+    return f" Over all {texts + found['done']} texts the ratio is {ours / theirs:.2f}."
 
 
 def _both(found: dict[str, Any]) -> list[tuple[float, float]]:
