@@ -170,7 +170,9 @@ def float32(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.long("engine", sample=1)
 @pytest.mark.slow
 @pytest.mark.real_model
-@pytest.mark.parametrize(("name", "rotate"), [("q4_0", True), ("q4_1", True), ("iq4_nl", False)])
+@pytest.mark.parametrize(
+    ("name", "rotate"), [("q4_0", True), ("q4_1", True), ("iq4_nl", False), *((n, True) for n in against.FORMATS[:3])]
+)
 def test_what_we_store_is_what_llama_cpp_stores(
     tmp_path: Path, float32: Path, smollm: LoadedModel, monkeypatch: pytest.MonkeyPatch, name: str, rotate: bool
 ) -> None:
