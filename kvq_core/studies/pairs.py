@@ -94,10 +94,14 @@ def paired_test(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
     else:
         means = a.mean(), b.mean()
         samples = [np.log(a / b), np.log(means[0] / means[1]) + a / means[0] - b / means[1]]
-    effects = [float(sample.mean() / sample.std(ddof=1)) if sample.std(ddof=1) > 0 else 0.0 for sample in samples]
-    if min(effects) <= 0 <= max(effects):
+    found = [(sample, float(sample.mean()), float(sample.std(ddof=1))) for sample in samples]
+    effects = [
+        mean / spread if spread > 0 else (np.copysign(np.inf, mean) if mean else 0.0) for _, mean, spread in found
+    ]
+    if not min(effects) * max(effects) > 0:
         return 1.0, 0.0
-    return max(float(ttest_1samp(sample, 0.0).pvalue) for sample in samples), min(effects, key=abs)
+    tested = (float(ttest_1samp(sample, 0.0).pvalue) if spread > 0 else 0.0 for sample, _, spread in found)
+    return max(tested), float(min(effects, key=abs))
 
 
 def _corrected(raw: list[tuple[Pair, float]]) -> list[Pair]:

@@ -118,6 +118,8 @@ def test_where_the_typical_prompt_and_the_mean_disagree_nothing_is_told_apart():
     wild = np.array([0.5] * 11 + [30.0])
     (pair,) = pairs(rows({("m", "steady"): steady, ("m", "wild"): wild}))
     assert not pair.apart and pair.needed is None and pair.difference < 0
+    (pair,) = pairs(rows({("m", "once"): wild, ("m", "twice"): 2 * wild}))
+    assert pair.apart and pair.sentence.startswith("once is closer"), "the same quotient on every prompt"
     (pair,) = pairs(rows({("m", "none"): np.zeros(12), ("m", "some"): steady}))
     assert pair.apart and pair.sentence.startswith("none is closer")
 
