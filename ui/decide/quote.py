@@ -1,12 +1,13 @@
 """What a decision will take, and whether it may start here: shown before Start and checked at it, for page and API."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kvq_core.advice.answering import one_model
 from kvq_core.advice.decision import DecisionRequest
 from kvq_core.advice.forecast import DecisionForecast, forecast
 from kvq_core.advice.policy import Scoring
-from kvq_core.errors import LimitError, SpecError
+from kvq_core.errors import LimitError, SpecError, StoreError
 from kvq_core.studies.example import adopt, packaged_ids
 from kvq_core.studies.intervals import FEWEST
 from kvq_core.studies.result import StudyResult
@@ -67,7 +68,8 @@ def quote_study(
     Raises KvqError."""
     asked.ask()
     if result.id in packaged_ids():
-        adopt(result.id, services.store)
+        with suppress(StoreError):  # its rows are a by-product: without them its runs are computed
+            adopt(result.id, services.store)
     return _quoted(quote(result.plan.spec, services.store), one_model(result, model), asked, layers, services)
 
 
