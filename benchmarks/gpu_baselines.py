@@ -2,12 +2,14 @@
 by, whichever that is on a machine."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 BACKENDS = {
     "fp16_flash": SDPBackend.FLASH_ATTENTION,
     "fp16_cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -22,16 +24,21 @@ def fp16_calls(q: Tensor, caches: list[tuple[Tensor, Tensor]]) -> dict[str, Call
     different tensors: one that was both would be read once.
     """
     assert all(keys.data_ptr() != values.data_ptr() for keys, values in caches)
-    calls = {"fp16_sdpa": lambda: [_sdpa(q, *cache) for cache in caches]}
-    for name, backend in BACKENDS.items():
-        calls[name] = lambda backend=backend: _through(backend, q, caches)
-    return calls | {"fp16_matmul": lambda: [_matmul(q, *cache) for cache in caches]}
+    return {
+        name: lambda attend=attend: [attend(q, *cache) for cache in caches]  # type: ignore[misc]
+        for name, attend in attentions().items()
+    }
 
 
-def _through(backend: SDPBackend, q: Tensor, caches: list[tuple[Tensor, Tensor]]) -> None:
+def attentions() -> dict[str, Attend]:
+    """The ways by name."""
+    backends = {name: partial(_through, backend) for name, backend in BACKENDS.items()}
+    return {"fp16_sdpa": _sdpa, **backends, "fp16_matmul": _matmul}
+
+
+def _through(backend: SDPBackend, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     with sdpa_kernel(backend):
-        for cache in caches:
-            _sdpa(q, *cache)
+        return _sdpa(q, keys, values)
 
 
 def _sdpa(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:

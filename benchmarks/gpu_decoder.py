@@ -1,12 +1,14 @@
 """A decoder of a real model's shape with random weights, for memory, latency and throughput against the batch."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
 import torch
-from kvq_kernels import Grid, Layout, Store, decode_step, squat_quantize
+from gpu_baselines import Attend
+from kvq_kernels import Grid, Layout, Store, decode_step, squat_quantize, uncounted
 from torch import Tensor
 
 
@@ -62,10 +64,13 @@ class Weights:
 
 
 class Dense:
-    """The fp16 cache, read by torch's SDPA."""
+    """The fp16 cache, read by ``attention``. From ``captured`` on, steps write to its last place and read all of it, for
+    a graph of torch's attention is of one length: the fastest that steps of fp16 can be."""
 
-    def __init__(self, keys: Tensor, values: Tensor, room: int):
-        self.tokens = keys.shape[-2]
+    stores: tuple[Store, ...] = ()
+
+    def __init__(self, keys: Tensor, values: Tensor, room: int, attention: Attend):
+        self.tokens, self.attention, self.still = keys.shape[-2], attention, False
         self.held = [
             torch.empty(*x.shape[:2], room, x.shape[-1], device=x.device, dtype=x.dtype) for x in (keys, values)
         ]
@@ -79,9 +84,14 @@ class Dense:
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         for buffer, x in zip(self.held, (keys, values), strict=True):
             buffer[..., self.tokens : self.tokens + 1, :] = x
-        self.tokens += 1
-        k, v = (buffer[..., : self.tokens, :] for buffer in self.held)
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        k, v = (buffer[..., : self.tokens + 1, :] for buffer in self.held)
+        self.tokens += not self.still
+        return self.attention(q, k, v)
+
+    def captured(self) -> bool:
+        """Be ready for a step that is captured; whether it can be."""
+        self.tokens, self.still = self.held[0].shape[-2] - 1, True
+        return True
 
 
 class Packed:
@@ -113,23 +123,27 @@ class Packed:
             store.pack_due()
         return out
 
+    def captured(self) -> bool:
+        """Whether a step can be captured."""
+        return self.fused
+
     @property
     def nbytes(self) -> int:
         return sum(store.nbytes for store in self.stores)
 
 
-def cache(kind: str, keys: Tensor, values: Tensor, room: int) -> Dense | Packed:
+def cache(kind: str, keys: Tensor, values: Tensor, room: int, attention: Attend) -> Dense | Packed:
     if kind == "fp16":
-        return Dense(keys, values, room)
+        return Dense(keys, values, room, attention)
     return Packed(keys, values, room, kind)
 
 
 def decoding(
-    weights: Weights, shape: Decoder, kind: str, batch: int, prompt: int, new: int, bandwidth: float
+    weights: Weights, shape: Decoder, kind: str, batch: int, prompt: int, new: int, bandwidth: float, attention: Attend
 ) -> dict[str, Any]:
-    """Fill the caches with a random prompt, decode ``new`` tokens, and report the peak, ms a token and tokens a second,
-    and what reading weights and cache once takes at ``bandwidth`` bytes a second. ``step``: ms of a step, its
-    quartiles, and the median of each third of them.
+    """Fill the caches with a random prompt, decode ``new`` tokens launched by Python and, on a GPU, ``new`` from a CUDA
+    graph; report the peak, ms a token and tokens a second of the faster, and what reading weights and cache once takes
+    at ``bandwidth`` bytes a second. ``eager``, ``graph``: ms of a step, quartiles, the median of each third of them.
 
     RoPE and norms are left out: they cost the same whatever the cache. Raises torch.OutOfMemoryError where it ends.
     """
@@ -143,17 +157,16 @@ def decoding(
         keys, values = (
             torch.randn(batch, shape.kv_heads, prompt, shape.head_dim, device=device, dtype=dtype) for _ in "kv"
         )
-        caches.append(cache(kind, keys, values, prompt + new))
+        caches.append(cache(kind, keys, values, prompt + 2 * new + 1, attention))
     x = torch.randn(batch, shape.hidden, device=device, dtype=dtype)
-    seconds = []
-    for _ in range(new):
-        began = time.perf_counter()
-        x = weights.embedding[_step(weights, shape, caches, x).argmax(-1)]
-        if cuda:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-    step = _spread([1e3 * each for each in seconds])
-    ms = step["ms"]
+
+    def step() -> None:
+        x.copy_(weights.embedding[_step(weights, shape, caches, x).argmax(-1)])
+
+    found = {"eager": _timed(step, new, device)}
+    if cuda and all([held.captured() for held in caches]):
+        found["graph"] = _timed(_replayed(step, [store for held in caches for store in held.stores]), new, device)
+    ms = min(each["ms"] for each in found.values())
     peak = torch.cuda.max_memory_allocated() / 1e9 if cuda else 0.0
     read = weights.nbytes + sum(held.nbytes for held in caches)
     return {
@@ -161,8 +174,37 @@ def decoding(
         "ms_per_token": ms,
         "tokens_per_second": 1e3 * batch / ms,
         "roofline": 1e3 * read / bandwidth,
-        "step": step,
+        **found,
     }
+
+
+def _timed(step: Callable[[], Any], times: int, device: torch.device) -> dict[str, Any]:
+    """Wall clock of each of so many steps."""
+    seconds = []
+    for _ in range(times):
+        began = time.perf_counter()
+        step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return _spread([1e3 * each for each in seconds])
+
+
+def _replayed(step: Callable[[], Any], stores: list[Store]) -> Callable[[], Any]:
+    """The step from a CUDA graph, and what stores count on the host around it."""
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with uncounted(), torch.cuda.graph(graph):
+        step()
+
+    def play() -> None:
+        for store in stores:
+            store.reserve_step()
+        graph.replay()
+        for store in stores:
+            store.count_step()
+
+    return play
 
 
 def _spread(times: list[float]) -> dict[str, Any]:
