@@ -51,7 +51,7 @@ class Whole(NamedTuple):
 
 # What a user waits for; and SQuat's Figure 3, each kind of cache at growing batches until memory runs out.
 WHOLE = (
-    Whole("generate", LLAMA_3_8B, ("fp16", "kivi", "innerq"), (1, 8), 32768, 96),
+    Whole("generate", LLAMA_3_8B, ("fp16", "kivi", "innerq"), (1, 8), 32768, 48),
     Whole("batch", LLAMA_2_7B, ("fp16", "kivi", "squat", "kivi_dequantized"), (1, 8, 32, 64, 128, 256), 1024, 48),
 )
 

@@ -44,6 +44,7 @@ def cases(models: dict[str, Shape], tokens: tuple[int, ...] = TOKENS) -> Iterato
         for n in tokens:
             for other in METHOD_CASES:
                 yield _named(other, model, shape, n)
+    for model, shape in models.items():
         yield _named(launch_case, model, shape, tokens[-1])
 
 

@@ -64,8 +64,8 @@ class Weights:
 
 
 class Dense:
-    """The fp16 cache, read by ``attention``. From ``captured`` on, steps write to its last place and read all of it, for
-    a graph of torch's attention is of one length: the fastest that steps of fp16 can be."""
+    """The fp16 cache, read by ``attention``. From ``captured`` on, steps write to its last place and read all of it,
+    for a graph of torch's attention is of one length: the fastest that steps of fp16 can be."""
 
     stores: tuple[Store, ...] = ()
 
@@ -164,7 +164,8 @@ def decoding(
         x.copy_(weights.embedding[_step(weights, shape, caches, x).argmax(-1)])
 
     found = {"eager": _timed(step, new, device)}
-    if cuda and all([held.captured() for held in caches]):
+    ready = [held.captured() for held in caches]
+    if cuda and all(ready):
         found["graph"] = _timed(_replayed(step, [store for held in caches for store in held.stores]), new, device)
     ms = min(each["ms"] for each in found.values())
     peak = torch.cuda.max_memory_allocated() / 1e9 if cuda else 0.0

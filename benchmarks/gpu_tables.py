@@ -28,8 +28,8 @@ NOTES = {
     "squat_quantize": "quantize_pack rounds alike without updating later channels.",
     "codebook_scores": "decode_first: back to numbers with torch, then matmul (CommVQ, Table 5).",
     "launch": "Tokens a tile (t), warps (w) and stages (s) of one kernel.",
-    "generate": "Wall clock of steps launched by Python (eager) and from a CUDA graph; random weights of Llama-3.1-8B's "
-    "shape, 32,768 tokens; fp16 by the fastest of torch's attentions.",
+    "generate": "Wall clock of steps launched by Python (eager) and from a CUDA graph; random weights of Llama-3.1-8B's"
+    " shape, 32,768 tokens; fp16 by the fastest of torch's attentions.",
     "batch": "Wall clock, likewise; random weights of Llama-2-7B's shape (SQuat, Figure 3).",
 }
 

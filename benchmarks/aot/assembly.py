@@ -38,10 +38,10 @@ class Counts:
 
 
 def counted(assembly: str, whole: bool) -> Counts:
-    """Of its longest loop, between a label and the last jump back to it; or of the ``whole`` kernel, as of one that has
+    """Of its main loop, between a label and the last jump back to it; or of the ``whole`` kernel, as of one that has
     no loop."""
     names = [name for name, _ in _lines(assembly)]
-    begin, end = _longest_loop(assembly)
+    begin, end = _main_loop(assembly)
     if whole or end - begin < 2:  # behind the last instruction lies a jump to itself
         begin, end = 0, len(names)
     return _counts([name for name in names[begin:end] if name != "NOP"])
@@ -59,19 +59,20 @@ def _lines(assembly: str) -> Iterator[tuple[str, str]]:
             yield found[1], line
 
 
-def _longest_loop(assembly: str) -> tuple[int, int]:
-    """First instruction of the loop with the most of them, and the one after its last; (0, 0) where there is none."""
+def _main_loop(assembly: str) -> tuple[int, int]:
+    """First instruction of the loop with the most products of matrices, of several the longest, and the one after its
+    last; (0, 0) where there is none."""
     labels: dict[str, int] = {}
-    count, longest = 0, (0, 0)
+    products, found = [0], (0, 0, 0, 0)  # products before every instruction; products, length, begin, end
     for line in assembly.splitlines():
         if label := LABEL.match(line):
-            labels[label[1]] = count
-        elif INSTRUCTION.match(line):
-            count += 1
-            jump = JUMP.search(line)
-            if jump and jump[1] in labels and count - labels[jump[1]] > longest[1] - longest[0]:
-                longest = labels[jump[1]], count
-    return longest
+            labels[label[1]] = len(products) - 1
+        elif name := INSTRUCTION.match(line):
+            products.append(products[-1] + name[1].split(".")[0].endswith("MMA"))
+            jump, end = JUMP.search(line), len(products) - 1
+            if jump and (begin := labels.get(jump[1])) is not None:
+                found = max(found, (products[end] - products[begin], end - begin, begin, end))
+    return found[2:]
 
 
 def _counts(names: list[str]) -> Counts:

@@ -1,7 +1,7 @@
 """``make kernels-report``: what the kernels were compiled to, form by form, for GPUs that are not here.
 
 Prints a table and writes benchmarks/kernels.json. Counted are instructions of the machine code (SASS) in one turn of
-the longest loop of a kernel, for each element of the cache that a thread has in that turn. Nothing here was measured:
+the main loop of a kernel, for each element of the cache that a thread has in that turn. Nothing here was measured:
 what is said of speed follows from the counts, a GPU's issue slots and its bandwidth.
 """
 
@@ -143,7 +143,7 @@ def _result(found: list[dict[str, Any]]) -> dict[str, Any]:
         "date": datetime.now(UTC).date().isoformat(),
         "fingerprint": kernels_fingerprint(),
         "triton": triton.__version__,
-        "counted": "SASS instructions of the longest loop, a thread and element",
+        "counted": "SASS instructions of the main loop, a thread and element",
         "assumed": ASSUMED,
         "forms": found,
     }

@@ -27,7 +27,7 @@ from kvq_kernels.signed import (
     quantize_signed,
 )
 from kvq_kernels.squat import squat_codes, squat_quantize
-from kvq_kernels.step import decode_step, same_launches, uncounted
+from kvq_kernels.step import counting, decode_step, same_launches, uncounted
 from kvq_kernels.store import Layout, Mark, Store
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "Turn",
     "codebook_scores",
     "codebook_values",
+    "counting",
     "decode_attention",
     "decode_step",
     "dequantize_groups",

@@ -8,14 +8,14 @@ import torch
 from kvq_kernels.blocks import CELL, PART, BlockForm
 from kvq_kernels.dispatch import KernelError, Path, use_triton
 from kvq_kernels.grouped import MODES
-from kvq_kernels.launch import COMBINE, DECODE, Launch, power_of_two, processors, run
+from kvq_kernels.launch import COMBINE, DECODE, Launch, power_of_two, programs_at_once, run
 from kvq_kernels.signs import sign_places
 from kvq_kernels.store import Layout, Store
 from torch import Tensor
 
 ROWS = 16  # query heads of a program, or NARROW where they are columns and no more are needed
 FEW, TURN = 64, 2  # channels for which a program's registers have room for so many parts of a block a turn, else one
-WARPS = 8  # programs of one warp that a processor is to be given
+WARPS = 8  # programs of one warp with all the registers they use that a processor has room for
 
 
 def decode_attention(
@@ -89,27 +89,24 @@ def attend_splits(
     tiles = matrices * ceil(heads / ROWS)
     parts = TURN if keys.form.channels <= FEW and keys.form.inner and values.form.inner else 1
     sinks, tails = _tails(keys.layout, values.layout, parts * PART)
-    splits = max(1, ceil(WARPS * processors(q) / tiles))
-    acc, top, total = _scratch(keys, (matrices, tails + splits, heads, dim))
     newest = fresh or (q, q)
-    run(
-        decode_blocks_kernel,
-        (tiles, tails + splits),
-        how,
-        {
-            "q": q.contiguous(), "norms": None if keys.norms is None else keys.norms.contiguous(),
-            "places": _places(q.device), "acc_out": acc, "top_out": top, "total_out": total,
-            **tensors_of("k", keys, newest[0]), **tensors_of("v", values, newest[1]),
-            "factor": scaling * log2(e), "heads": heads, "dim": dim, "splits": splits, "matrices": matrices,
-        },
-        {
-            "H": NARROW.value if few else ROWS, "C": keys.form.channels // CELL,
-            "TERMS": 2 if q.dtype == torch.float32 else 1,
-            "HAS_NORMS": keys.norms is not None, "TAILS": tails, "SINKS": keys.layout.sinks, "SINK_TILES": sinks,
-            "FRESH": fresh is not None, "PARTS": parts, **form_constants("K", keys.form),
-            **form_constants("V", values.form),
-        },
-    )  # fmt: skip
+    arguments = {
+        "q": q.contiguous(), "norms": None if keys.norms is None else keys.norms.contiguous(),
+        "places": _places(q.device), "acc_out": keys.widest, "top_out": keys.widest, "total_out": keys.widest,
+        **tensors_of("k", keys, newest[0]), **tensors_of("v", values, newest[1]),
+        "factor": scaling * log2(e), "heads": heads, "dim": dim, "splits": 1, "matrices": matrices,
+    }  # fmt: skip
+    constants = {
+        "H": NARROW.value if few else ROWS, "C": keys.form.channels // CELL,
+        "TERMS": 2 if q.dtype == torch.float32 else 1,
+        "HAS_NORMS": keys.norms is not None, "TAILS": tails, "SINKS": keys.layout.sinks, "SINK_TILES": sinks,
+        "FRESH": fresh is not None, "PARTS": parts, **form_constants("K", keys.form),
+        **form_constants("V", values.form),
+    }  # fmt: skip
+    splits = max(1, programs_at_once(decode_blocks_kernel, how, arguments, constants, WARPS, q) // tiles)
+    acc, top, total = _scratch(keys, (matrices, tails + splits, heads, dim))
+    arguments |= {"acc_out": acc, "top_out": top, "total_out": total, "splits": splits}
+    run(decode_blocks_kernel, (tiles, splits), how, arguments, constants)
     return Splits(acc, top, total)
 
 

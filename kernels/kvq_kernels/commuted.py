@@ -48,7 +48,7 @@ def codebook_scores(
         {
             "q": q.contiguous(), "theta": rows, "codes": codes.contiguous(), "prescale": prescale.contiguous(),
             **turn.contiguous()._asdict(), "out": out, **sizes, "levels": levels, "pairs": pairs,
-            "stream": codes.shape[-1],
+            "row_bytes": codes.shape[-1],
         },
         {
             "M": max(16, power_of_two(queries)), "BT": COMMUTED.tokens, "HP": max(16, power_of_two(pairs)),

@@ -75,7 +75,7 @@ def latent_scores(q: Tensor, keys: LatentKeys, turn: Turn, tokens: int, path: Pa
         LATENT,
         {
             "q": q.contiguous(), **keys._asdict(), **turn.contiguous()._asdict(), "out": out, **sizes,
-            "heads": channels // dim, "stream": keys.codes.stride(0),
+            "heads": channels // dim, "row_bytes": keys.codes.stride(0),
         },
         {
             "HALF": dim // 2, "M": max(16, power_of_two(queries)), "BT": LATENT.tokens, "LATENT": 32,

@@ -3,7 +3,7 @@
 The settings follow from what a kernel does. All of them stream a cache once, so a program needs many bytes in flight
 and few registers: tiles of 4,096 to 8,192 codes, warps that keep a thread at 64 of them or fewer (128 where codes stay
 in their words; more spill, see tests/triton), and 3 pipelined stages where a loop runs over tokens.
-``CANDIDATES`` are the alternatives the GPU benchmark times for the decode kernels; nothing is tuned at run time.
+``CANDIDATES`` are what the GPU benchmark times for the decode kernel; nothing is tuned at run time.
 """
 
 from collections.abc import Iterator
@@ -32,16 +32,17 @@ QUANTIZE = Launch(tokens=128, warps=4, stages=1)
 DEQUANTIZE = Launch(tokens=64, stages=1)  # rows a program, of as many elements
 SCORES = Launch(tokens=64, warps=8, stages=1)  # one tile a program, of registers for two programs a processor
 VALUES = Launch(tokens=64, warps=8, stages=3)
-DECODE = Launch(tokens=64, warps=1, stages=2)  # a part of a block a turn
+DECODE = Launch(tokens=64, warps=1, stages=3)  # a part of a block a turn, the next but one on its way
 SQUAT = Launch(tokens=32, warps=8, stages=1)  # tokens are the group's
 LATENT = Launch(tokens=64, warps=8, stages=2)  # both halves of the rebuilt keys stay in registers
 COMMUTED = Launch(tokens=64, stages=2)  # rows of a KV head's codebook come from L1, which they fit
 MIXED = Launch(tokens=32, warps=8, stages=1)
-COMBINE = Launch(tokens=32)  # splits a turn
+COMBINE = Launch(tokens=64, warps=8)  # splits a turn
 ENTER = Launch(tokens=2048, stages=1)  # elements at once, combining splits as COMBINE does meanwhile
 
 # A deeper pipeline helps where loads take longer than the products they feed, and takes more shared memory.
-CANDIDATES = (DECODE, Launch(64, 1, 3), Launch(64, 2, 2))
+CANDIDATES = tuple(Launch(64, 1, stages) for stages in (2, 3, 4, 5))
+RESERVED = 1024  # bytes of a multiprocessor's shared memory that go with every program
 MOST_CODES = 8192  # of a tile that is read
 MOST_QUANTIZED = 4096  # of a tile that is written: its elements are float32 in several registers each
 
@@ -59,6 +60,7 @@ class LaunchRecord:
     stages: int
 
 
+_shared: dict[tuple[Any, ...], int] = {}  # bytes of shared memory that a program of a compiled form takes
 _recorder: ContextVar[list[LaunchRecord] | None] = ContextVar("recorder", default=None)
 
 
@@ -109,6 +111,27 @@ def split_tokens(tokens: int, tile: int, others: int, like: Tensor) -> tuple[int
 def processors(like: Tensor) -> int:
     """Multiprocessors of the tensor's GPU; a small number where there is none, for the interpreter's sake."""
     return torch.cuda.get_device_properties(like.device).multi_processor_count if like.is_cuda else 2
+
+
+def programs_at_once(
+    kernel: Any, how: Launch, arguments: dict[str, Any], constants: dict[str, Any], most: int, like: Tensor
+) -> int:
+    """How many programs of a kernel the tensor's GPU runs at once, if registers let ``most`` share a multiprocessor:
+    as many as shared memory has room for. One more would begin when all others end."""
+    if _recorder.get() is not None or not like.is_cuda:
+        return most * processors(like)
+    key = kernel, how, like.device, tuple(sorted(constants.items())), tuple(_kind(x) for x in arguments.values())
+    if key not in _shared:
+        with torch.cuda.device_of(like):
+            given = {**arguments, **constants, "num_warps": how.warps, "num_stages": how.stages}
+            _shared[key] = kernel.warmup(grid=(1,), **given).metadata.shared
+    room = torch.cuda.get_device_properties(like.device).shared_memory_per_multiprocessor
+    return max(1, min(most, room // (_shared[key] + RESERVED))) * processors(like)
+
+
+def _kind(argument: Any) -> Any:
+    """What of an argument decides what is compiled."""
+    return argument.dtype if isinstance(argument, Tensor) else type(argument)
 
 
 def power_of_two(n: int) -> int:

@@ -41,7 +41,7 @@ def decode_step(
     if not same_launches(keys, values, q, path):
         return _reference(q, k, v, keys, values, scaling, out)
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    counted = not _uncounted.get()
+    counted = counting()
     for store in (keys, values) if counted else ():
         store.reserve_step()
     fresh = k.contiguous(), v.contiguous()
@@ -66,6 +66,11 @@ def uncounted() -> Iterator[None]:
         yield
     finally:
         _uncounted.reset(token)
+
+
+def counting() -> bool:
+    """Whether steps are counted on the host, which is so outside of ``uncounted``."""
+    return not _uncounted.get()
 
 
 def finish(

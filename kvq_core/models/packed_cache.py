@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
-from kvq_kernels import Store
+from kvq_kernels import Store, counting
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -176,7 +176,13 @@ class TicketCache(Cache):
 def register_packed() -> None:
     """Make the attention and its mask known to transformers under their own name."""
     AttentionInterface.register(PACKED, _attention)
-    AttentionMaskInterface.register(PACKED, sdpa_mask)
+    AttentionMaskInterface.register(PACKED, _mask)
+
+
+def _mask(*given: Any, **kwargs: Any) -> Tensor | None:
+    """None while a step is captured, which can look at no mask: padding was left out when the prompt entered, and one
+    token a row attends to all that is held."""
+    return sdpa_mask(*given, **kwargs) if counting() else None
 
 
 def _attention(

@@ -74,6 +74,25 @@ def test_packed_products_of_other_groups(dim, size, mode, axis, device):
         check(2, axis, mode, 300, dim, 2, torch.float16, device, units=1, size=size)
 
 
+def assert_same_codes(expected, found, x, grid):
+    """To the bit; but which grid a hybrid group takes may differ where both lose as much, for sums of squares are
+    rounded in another order on every device."""
+    same = torch.stack(
+        [
+            (a == b).unflatten(-1, (expected.scales.shape[-1], -1)).all(-1)
+            for a, b in zip(map(torch.nan_to_num, expected), map(torch.nan_to_num, found), strict=True)
+        ]
+    ).all(0)
+    if grid.mode == "hybrid":
+        other = torch.signbit(expected.scales) != torch.signbit(found.scales)
+        assert (same | other).all() and other.float().mean() < 0.01
+        reads = (unpack_dequantize(p, grid, "channels", x.shape[-1], "torch").double() for p in (expected, found))
+        lost = [(read - x).square().unflatten(-1, (other.shape[-1], -1)).sum(-1)[other] for read in reads]
+        torch.testing.assert_close(*lost, rtol=1e-5, atol=1e-36)
+    else:
+        assert same.all()
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("bits", BITS)
 def test_quantize_pack_decides_ties_as_a_division_does(bits, mode, device):
@@ -89,7 +108,7 @@ def test_quantize_pack_decides_ties_as_a_division_does(bits, mode, device):
     signs = 1.0 if mode == "asymmetric" else torch.randint(0, 2, x.shape) * 2 - 1
     grid = Grid(bits, size, mode, torch.float32)
     expected, packed = (quantize_pack((x * signs).to(device), grid, "channels", path) for path in ("torch", "triton"))
-    assert all(torch.equal(a, b) for a, b in zip(expected, packed, strict=True))
+    assert_same_codes(expected, packed, (x * signs).to(device), grid)
     assert mode == "hybrid" or torch.equal(packed.scales.cpu()[:, 0], scales[:, 0].half())
 
 
@@ -100,8 +119,8 @@ def test_quantize_pack_of_extreme_groups(device):
         for mode in MODES:
             for zero_point in (torch.float16, torch.float32):
                 grid = Grid(2, 32, mode, zero_point)
-                pair = (quantize_pack(x.to(device), grid, "channels", path) for path in ("torch", "triton"))
-                assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*pair, strict=True))
+                pair = [quantize_pack(x.to(device), grid, "channels", path) for path in ("torch", "triton")]
+                assert_same_codes(*pair, x.to(device), grid)
 
 
 def test_quantize_pack_reads_strided_inputs(device):

@@ -8,7 +8,7 @@ from kvq_kernels.triton_ops.tiles import as_float, code_at, locate, read_codes
 
 @triton.jit
 def codebook_scores_kernel(
-    q, theta, codes, prescale, cos, sin, out, queries, heads, tokens, groups, stages, levels, pairs, stream,
+    q, theta, codes, prescale, cos, sin, out, queries, heads, tokens, groups, stages, levels, pairs, row_bytes,
     M: tl.constexpr, BT: tl.constexpr, HP: tl.constexpr, WIDTH: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """q (rows, kv_heads, queries, 2 * groups * pairs) after RoPE; out (rows, kv_heads, queries, tokens) float32. Grid
@@ -24,7 +24,7 @@ def codebook_scores_kernel(
     prescale += (matrix // heads).to(tl.int64) * tokens
     theta += (matrix % heads).to(tl.int64) * groups * stages * levels * (2 * pairs)
     matrix = matrix.to(tl.int64)
-    codes += matrix * stream
+    codes += matrix * row_bytes
     query, channel = tl.arange(0, M), tl.arange(0, HP)
     inside = channel < pairs
     wanted = inside[:, None] & token_mask[None, :]

@@ -9,7 +9,7 @@ from kvq_kernels.triton_ops.tiles import code_from, locate
 @triton.jit
 def latent_scores_kernel(
     q, codes, offsets, widths, scales, zeros, basis, mean, cos, sin, out, queries, tokens, kept, channels, heads,
-    stream, HALF: tl.constexpr, M: tl.constexpr, BT: tl.constexpr, LATENT: tl.constexpr, DTYPE: tl.constexpr,
+    row_bytes, HALF: tl.constexpr, M: tl.constexpr, BT: tl.constexpr, LATENT: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """q (matrices, queries, 2 HALF) after RoPE; out (matrices, queries, tokens) float32. Grid
     (matrices * token tiles,).
@@ -36,7 +36,7 @@ def latent_scores_kernel(
         scale = tl.load(scales + unit * kept + latent, mask=inside, other=0.0).to(tl.float32)
         zero = tl.load(zeros + unit * kept + latent, mask=inside, other=0.0).to(tl.float32)
         bit = offset[:, None] + token[None, :] * width[:, None]
-        code = code_from(codes + unit * stream, bit, width[:, None], inside[:, None] & token_mask[None, :])
+        code = code_from(codes + unit * row_bytes, bit, width[:, None], inside[:, None] & token_mask[None, :])
         values = code.to(tl.float32) * scale[:, None] + zero[:, None]  # (LATENT, BT)
         at = basis + (unit * channels + channel)[:, None] * kept + latent[None, :]
         first += product(tl.load(at, mask=inside[None, :], other=0.0), values, DTYPE)

@@ -83,7 +83,8 @@ def product(a, b, TERMS: tl.constexpr):
 @triton.jit
 def tail_tile(
     q, norms, acc_out, top_out, total_out, k_records, k_table, k_sink, k_ring, k_fresh, v_records, v_table, v_sink,
-    v_ring, v_fresh, factor, head, mask, matrix, split, bulk, k_packed, v_packed, sinks, held, dim, k_room, v_room,
+    v_ring, v_fresh, factor, head, mask, matrix, split, heads, bulk, k_packed, v_packed, sinks, held, dim, k_room,
+    v_room,
     H: tl.constexpr, C: tl.constexpr, TERMS: tl.constexpr, HAS_NORMS: tl.constexpr,
     SINKS: tl.constexpr, SINK_TILES: tl.constexpr, FRESH: tl.constexpr,
     K_BITS: tl.constexpr, K_GROUP: tl.constexpr, K_MODE: tl.constexpr, K_HALF_ZERO: tl.constexpr,
@@ -92,19 +93,20 @@ def tail_tile(
     V_INNER: tl.constexpr, V_META: tl.constexpr, V_ROW: tl.constexpr, V_STEP: tl.constexpr,
 ):  # fmt: skip
     """Tile ``split`` of the tokens outside the ``bulk`` parts of blocks, q (heads, dim) as for the kernel: 16 tokens,
-    of which some may be packed and others not, and not the same of keys and values. 16 channels at a time.
-
-    FRESH: one more token comes last, which lies in ``k_fresh`` and ``v_fresh`` (matrices, dim) and is read as a
-    window holds it."""
-    i = tl.arange(0, 16)
+    packed or not, and not the same of keys and values; up to 64 channels a turn, which waits for memory once. FRESH: a
+    last token lies in ``k_fresh`` and ``v_fresh`` (matrices, dim) and is read as a window holds it."""
+    W: tl.constexpr = 64 if C % 4 == 0 else 32 if C % 2 == 0 else 16
+    i, w = tl.arange(0, 16), tl.arange(0, W)
+    top_out, total_out, acc_out = top_out + split * heads, total_out + split * heads, acc_out + split * heads * dim
     first = bulk * 64 + (split - SINK_TILES) * 16
     token = tl.where(split < SINK_TILES, split * 16, first) + i
     count = held + 1 if FRESH else held
     there = token < tl.where(split < SINK_TILES, sinks, count)
     left = tl.where(split < SINK_TILES, sinks - split * 16, count - first)
+    turns = tl.where(left > 0, C * 16 // W, 0)
     scores = tl.zeros((H, 16), tl.float32)
-    for c in tl.range(0, C, num_stages=1):
-        channel = c * 16 + i
+    for c in tl.range(0, turns, num_stages=1):
+        channel = c * W + w
         real = channel < dim
         query = tl.load(q + head[:, None] * dim + channel[None, :], mask=mask[:, None] & real[None, :], other=0.0)
         query = query.to(tl.float32)
@@ -116,14 +118,15 @@ def tail_tile(
         if split < SINK_TILES:
             keys = dense_rows(k_sink + matrix * SINKS * dim, token[None, :], channel[:, None], both, dim)
         else:
-            packed = both & (token < k_packed)[None, :]
-            record = k_records + tl.load(k_table + first // 128) * 8
-            keys = one_by_one(
-                record, (token % 128)[None, :], channel[:, None], packed, C * 16, True, K_BITS, K_GROUP, K_MODE,
-                K_HALF_ZERO, K_INNER, K_META, K_ROW, K_STEP,
-            )  # fmt: skip
-            if HAS_NORMS:
-                keys *= tl.load(norms + matrix * dim + channel, mask=real, other=0.0).to(tl.float32)[:, None]
+            keys = tl.zeros((W, 16), tl.float32)
+            if first < k_packed:
+                record = k_records + tl.load(k_table + first // 128) * 8
+                keys = one_by_one(
+                    record, (token % 128)[None, :], channel[:, None], both & (token < k_packed)[None, :], C * 16, True,
+                    K_BITS, K_GROUP, K_MODE, K_HALF_ZERO, K_INNER, K_META, K_ROW, K_STEP,
+                )  # fmt: skip
+                if HAS_NORMS:
+                    keys *= tl.load(norms + matrix * dim + channel, mask=real, other=0.0).to(tl.float32)[:, None]
             recent = both & ((token >= k_packed) & (token < held))[None, :]
             keys += dense_rows(k_ring + matrix * k_room * dim, (token % k_room)[None, :], channel[:, None], recent, dim)
             if FRESH:
@@ -135,19 +138,20 @@ def tail_tile(
     weights = tl.where(there[None, :], tl.exp2(scores - tl.where(left > 0, top, 0.0)[:, None]), 0.0)
     tl.store(top_out + head, top, mask=mask)
     tl.store(total_out + head, tl.sum(weights, 1), mask=mask)
-    for c in tl.range(0, C, num_stages=1):
-        channel = c * 16 + i
+    for c in tl.range(0, turns, num_stages=1):
+        channel = c * W + w
         real = channel < dim
         both = there[:, None] & real[None, :]
         if split < SINK_TILES:
             values = dense_rows(v_sink + matrix * SINKS * dim, token[:, None], channel[None, :], both, dim)
         else:
-            packed = both & (token < v_packed)[:, None]
-            record = v_records + tl.load(v_table + first // 128) * 8
-            values = one_by_one(
-                record, (token % 128)[:, None], channel[None, :], packed, C * 16, False, V_BITS, V_GROUP, V_MODE,
-                V_HALF_ZERO, V_INNER, V_META, V_ROW, V_STEP,
-            )  # fmt: skip
+            values = tl.zeros((16, W), tl.float32)
+            if first < v_packed:
+                record = v_records + tl.load(v_table + first // 128) * 8
+                values = one_by_one(
+                    record, (token % 128)[:, None], channel[None, :], both & (token < v_packed)[:, None], C * 16, False,
+                    V_BITS, V_GROUP, V_MODE, V_HALF_ZERO, V_INNER, V_META, V_ROW, V_STEP,
+                )  # fmt: skip
             recent = both & ((token >= v_packed) & (token < held))[:, None]
             values += dense_rows(
                 v_ring + matrix * v_room * dim, (token % v_room)[:, None], channel[None, :], recent, dim

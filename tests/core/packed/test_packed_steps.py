@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from kvq_kernels import uncounted
+from kvq_kernels import counting, uncounted
 from kvq_kernels.launch import record_launches
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
 import kvq_core
 from kvq_core.errors import MethodError, ModelError
+from kvq_core.models import packed_cache
 from kvq_core.models.captured import Step, captured_steps
 from tests.support.tiny_models import prompt_ids, tiny
 
@@ -43,9 +45,22 @@ def answer(model, given, cache, **options):
     return model.generate(**given, past_key_values=cache, **asked)
 
 
+class HostLooks(TorchDispatchMode):
+    """What a captured step may not do: look at a number on the host."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func is not torch.ops.aten._local_scalar_dense.default, "a captured step looks at a number on the host"
+        return func(*args, **(kwargs or {}))
+
+
 def again(forward: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     """What a CUDA graph is to a step, without one: the same launches, and nothing of the host's."""
-    return forward
+
+    def played() -> torch.Tensor:
+        with HostLooks():
+            return forward()
+
+    return played
 
 
 @pytest.mark.few(sample=2)
@@ -99,14 +114,17 @@ def test_what_captured_steps_do_not_do_is_refused(model):
 @pytest.mark.parametrize("lengths", [(60,), (60, 33)])
 def test_300_steps_are_the_same_launches_in_the_same_memory(model, lengths, monkeypatch):
     """While the cache grows by segments and packs; of a graph's own memory the kinds are the same. No mask is made,
-    whose reading would wait for the device."""
+    which some versions of transformers ask for while a stream is captured, and whose reading waits for the device."""
     cache, given = cache_of(model, path="triton"), padded(*lengths)
     own = {"q", "out", "k_fresh", "v_fresh"}
     with record_launches() as found, torch.no_grad():
         model(**given, past_key_values=cache, use_cache=True)
         segments = [len(store.pool.segments) for layer in cache.held for store in layer.whole]
         step = Step(model, cache, torch.tensor([[n] for n in lengths]))
-        monkeypatch.setattr("kvq_core.models.packed_cache._padding", lambda mask: pytest.fail("a mask was read"))
+        made = packed_cache.sdpa_mask
+        monkeypatch.setattr(
+            packed_cache, "sdpa_mask", lambda *a, **k: made(*a, **k) if counting() else pytest.fail("a mask was made")
+        )
         step.capture, forms, at = again, list[set[str]](), step.ids.data_ptr()
         for _ in range(300):
             del found[:]
