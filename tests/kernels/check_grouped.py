@@ -76,7 +76,7 @@ def test_packed_products_of_other_groups(dim, size, mode, axis, device):
 
 def assert_same_codes(expected, found, x, grid):
     """To the bit; but which grid a hybrid group takes may differ where both lose as much, for sums of squares are
-    rounded in another order on every device."""
+    rounded in another order on every device, and below 1e-36 to next to nothing."""
     same = torch.stack(
         [
             (a == b).unflatten(-1, (expected.scales.shape[-1], -1)).all(-1)
@@ -85,7 +85,7 @@ def assert_same_codes(expected, found, x, grid):
     ).all(0)
     if grid.mode == "hybrid":
         other = torch.signbit(expected.scales) != torch.signbit(found.scales)
-        assert (same | other).all() and other.float().mean() < 0.01
+        assert (same | other).all() and other.float().mean() < 0.2
         reads = (unpack_dequantize(p, grid, "channels", x.shape[-1], "torch").double() for p in (expected, found))
         lost = [(read - x).square().unflatten(-1, (other.shape[-1], -1)).sum(-1)[other] for read in reads]
         torch.testing.assert_close(*lost, rtol=1e-5, atol=1e-36)
