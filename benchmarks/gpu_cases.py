@@ -125,12 +125,12 @@ def unpack_dequantize_case(s: Setting, shape: Shape, n: int) -> Numbers:
 
 
 def launch_case(s: Setting, shape: Shape, n: int) -> Numbers:
-    """The candidate launch settings of the decode kernel."""
+    """Stages and registers of the decode kernel."""
     q = s.random(1, shape.query_heads, 1, shape.head_dim)
     found: Numbers = {}
     for name in LAYOUTS:
         keys, values = stores(s, (1, shape.kv_heads, n, shape.head_dim), name)
         for how in CANDIDATES:
-            label = f"{name}_t{how.tokens}_w{how.warps}_s{how.stages}"
+            label = f"{name}_s{how.stages}_r{how.registers}"
             found[label] = s.ms(lambda k=keys, v=values, how=how: decode_attention(q, k, v, 0.1, how=how))
     return found

@@ -27,7 +27,7 @@ NOTES = {
     "packed_values": "Asymmetric groups of 32 where nothing else is said, the same bytes either way (InnerQ, Table 4).",
     "squat_quantize": "quantize_pack rounds alike without updating later channels.",
     "codebook_scores": "decode_first: back to numbers with torch, then matmul (CommVQ, Table 5).",
-    "launch": "Tokens a tile (t), warps (w) and stages (s) of one kernel.",
+    "launch": "Stages (s) and the most registers (r) of the decode kernel.",
     "generate": "Wall clock of steps launched by Python (eager) and from a CUDA graph; random weights of Llama-3.1-8B's"
     " shape, 32,768 tokens; fp16 by the fastest of torch's attentions.",
     "batch": "Wall clock, likewise; random weights of Llama-2-7B's shape (SQuat, Figure 3).",

@@ -55,7 +55,7 @@ def compile_for(recorded: LaunchRecord, capability: int, tile: int | None = None
     shown = _assembled(recorded, capability)
     numbers = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", shown["usage"]))
     tile = elements(recorded.constants) if tile is None else tile
-    each = tile / (32 * recorded.warps)
+    each = tile / (32 * recorded.how.warps)
     loop, whole = (counted(shown["assembly"], all_of_it) for all_of_it in ("PART" in recorded.constants, True))
     return Compiled(
         shared=int(shown["shared"]),
@@ -104,7 +104,7 @@ def _mark(recorded: LaunchRecord, capability: int) -> str:
     import triton
 
     source = _source(recorded)
-    decides = (source.hash(), triton.__version__, capability, recorded.warps, recorded.stages)
+    decides = (source.hash(), triton.__version__, capability, recorded.how.options)
     return hashlib.sha256(repr(decides).encode()).hexdigest()[:24]
 
 
@@ -112,8 +112,7 @@ def _compile(recorded: LaunchRecord, capability: int) -> dict[str, str]:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    options = {"num_warps": recorded.warps, "num_stages": recorded.stages}
-    made = triton.compile(_source(recorded), target=GPUTarget("cuda", capability, 32), options=options)
+    made = triton.compile(_source(recorded), target=GPUTarget("cuda", capability, 32), options=recorded.how.options)
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(made.asm["cubin"])
@@ -136,7 +135,7 @@ def parse_for(recorded: LaunchRecord, capability: int) -> str:
 
     target = GPUTarget("cuda", capability, 32)
     backend, context = make_backend(target), ir.context()
-    options = backend.parse_options({"num_warps": recorded.warps, "num_stages": recorded.stages})
+    options = backend.parse_options(recorded.how.options)
     ir.load_dialects(context)
     backend.load_dialects(context)
     calls = backend.get_codegen_implementation(options)

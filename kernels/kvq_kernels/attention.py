@@ -8,14 +8,14 @@ import torch
 from kvq_kernels.blocks import CELL, PART, BlockForm
 from kvq_kernels.dispatch import KernelError, Path, use_triton
 from kvq_kernels.grouped import MODES
-from kvq_kernels.launch import COMBINE, DECODE, Launch, power_of_two, programs_at_once, run
+from kvq_kernels.launch import COMBINE, DECODE, LEAN, Launch, power_of_two, programs_at_once, run
 from kvq_kernels.signs import sign_places
 from kvq_kernels.store import Layout, Store
 from torch import Tensor
 
-ROWS = 16  # query heads of a program, or NARROW where they are columns and no more are needed
+ROWS = 16  # query heads of a program, or NARROW where no more are needed
 FEW, TURN = 64, 2  # channels for which a program's registers have room for so many parts of a block a turn, else one
-WARPS = 8  # programs of one warp with all the registers they use that a processor has room for
+LARGE = 128  # channels of which a program of few registers spills none to speak of
 
 
 def decode_attention(
@@ -35,7 +35,7 @@ def decode_attention(
     from kvq_kernels.triton_ops.decode import combine_splits_kernel
 
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    splits = attend_splits(q, keys, values, scaling, how or DECODE)
+    splits = attend_splits(q, keys, values, scaling, how)
     run(combine_splits_kernel, (splits.matrices, splits.heads), COMBINE, splits.arguments(out), splits.constants())
     return out
 
@@ -76,7 +76,12 @@ class Splits(NamedTuple):
 
 
 def attend_splits(
-    q: Tensor, keys: Store, values: Store, scaling: float, how: Launch, fresh: tuple[Tensor, Tensor] | None = None
+    q: Tensor,
+    keys: Store,
+    values: Store,
+    scaling: float,
+    how: Launch | None,
+    fresh: tuple[Tensor, Tensor] | None = None,
 ) -> Splits:
     """The launch that reads the cache. ``fresh``: key and value (batch, kv_heads, 1, head_dim) of a token that comes
     after all that is held."""
@@ -85,9 +90,10 @@ def attend_splits(
 
     batch, query_heads, _, dim = q.shape
     matrices, heads = batch * keys.sink.shape[1], query_heads // keys.sink.shape[1]
-    few = heads <= NARROW.value and keys.form.inner and values.form.inner
     tiles = matrices * ceil(heads / ROWS)
     parts = TURN if keys.form.channels <= FEW and keys.form.inner and values.form.inner else 1
+    lean = not (keys.form.inner or values.form.inner) and heads <= NARROW.value == 8 and dim <= LARGE
+    how = how or (LEAN if lean and q.dtype != torch.float32 else DECODE)
     sinks, tails = _tails(keys.layout, values.layout, parts * PART)
     newest = fresh or (q, q)
     arguments = {
@@ -97,13 +103,13 @@ def attend_splits(
         "factor": scaling * log2(e), "heads": heads, "dim": dim, "splits": 1, "matrices": matrices,
     }  # fmt: skip
     constants = {
-        "H": NARROW.value if few else ROWS, "C": keys.form.channels // CELL,
+        "H": NARROW.value if heads <= NARROW.value else ROWS, "C": keys.form.channels // CELL,
         "TERMS": 2 if q.dtype == torch.float32 else 1,
         "HAS_NORMS": keys.norms is not None, "TAILS": tails, "SINKS": keys.layout.sinks, "SINK_TILES": sinks,
         "FRESH": fresh is not None, "PARTS": parts, **form_constants("K", keys.form),
         **form_constants("V", values.form),
     }  # fmt: skip
-    splits = max(1, programs_at_once(decode_blocks_kernel, how, arguments, constants, WARPS, q) // tiles)
+    splits = max(1, programs_at_once(decode_blocks_kernel, how, arguments, constants, q) // tiles)
     acc, top, total = _scratch(keys, (matrices, tails + splits, heads, dim))
     arguments |= {"acc_out": acc, "top_out": top, "total_out": total, "splits": splits}
     run(decode_blocks_kernel, (tiles, splits), how, arguments, constants)

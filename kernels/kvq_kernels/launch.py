@@ -10,20 +10,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import torch
 from kvq_kernels.dispatch import compile_only
 from torch import Tensor
 
+MOST_REGISTERS = 255  # of a thread
+
 
 @dataclass(frozen=True)
 class Launch:
-    """``tokens`` a tile, warps a program, stages of the software pipeline."""
+    """``tokens`` a tile, warps a program, stages of the software pipeline, and the most registers a thread may have,
+    where fewer leave room for more programs."""
 
     tokens: int
     warps: int = 4
     stages: int = 2
+    registers: int = MOST_REGISTERS
+
+    @property
+    def options(self) -> dict[str, int]:
+        """As Triton takes them."""
+        found = {"num_warps": self.warps, "num_stages": self.stages}
+        return found if self.registers == MOST_REGISTERS else {**found, "maxnreg": self.registers}
 
 
 # Elements of a row in a program, whose 2-bit codes fill the 32 bytes that memory is written in, and a thread for every
@@ -32,7 +43,10 @@ QUANTIZE = Launch(tokens=128, warps=4, stages=1)
 DEQUANTIZE = Launch(tokens=64, stages=1)  # rows a program, of as many elements
 SCORES = Launch(tokens=64, warps=8, stages=1)  # one tile a program, of registers for two programs a processor
 VALUES = Launch(tokens=64, warps=8, stages=3)
-DECODE = Launch(tokens=64, warps=1, stages=3)  # a part of a block a turn, the next but one on its way
+DECODE = Launch(tokens=64, warps=1)  # a part of a block a turn
+# The same where groups lie across the sum and few heads are asked, which takes fewer registers: more programs wait for
+# each other's products (measured on an H200: memory is not what 8 of them a processor wait for).
+LEAN = Launch(tokens=64, warps=1, registers=184)
 SQUAT = Launch(tokens=32, warps=8, stages=1)  # tokens are the group's
 LATENT = Launch(tokens=64, warps=8, stages=2)  # both halves of the rebuilt keys stay in registers
 COMMUTED = Launch(tokens=64, stages=2)  # rows of a KV head's codebook come from L1, which they fit
@@ -41,7 +55,8 @@ COMBINE = Launch(tokens=64, warps=8)  # splits a turn
 ENTER = Launch(tokens=2048, stages=1)  # elements at once, combining splits as COMBINE does meanwhile
 
 # A deeper pipeline helps where loads take longer than the products they feed, and takes more shared memory.
-CANDIDATES = tuple(Launch(64, 1, stages) for stages in (2, 3, 4, 5))
+CANDIDATES = tuple(Launch(64, 1, stages, most) for stages in (2, 3) for most in (MOST_REGISTERS, 184, 168, 128))
+REGISTERS = 65536  # of a multiprocessor, which programs are given in eights a thread
 RESERVED = 1024  # bytes of a multiprocessor's shared memory that go with every program
 MOST_CODES = 8192  # of a tile that is read
 MOST_QUANTIZED = 4096  # of a tile that is written: its elements are float32 in several registers each
@@ -56,8 +71,7 @@ class LaunchRecord:
     kernel: Any
     arguments: dict[str, Any]
     constants: dict[str, Any]
-    warps: int
-    stages: int
+    how: Launch
 
 
 _shared: dict[tuple[Any, ...], int] = {}  # bytes of shared memory that a program of a compiled form takes
@@ -84,11 +98,11 @@ def run(kernel: Any, grid: tuple[int, ...], how: Launch, arguments: dict[str, An
     if not all(grid):
         return  # nothing to do for an empty tensor
     if (found := _recorder.get()) is not None:
-        found.append(LaunchRecord(kernel, arguments, constants, how.warps, how.stages))
+        found.append(LaunchRecord(kernel, arguments, constants, how))
         return
     like = next(argument for argument in arguments.values() if isinstance(argument, Tensor))
     with torch.cuda.device_of(like):  # Triton launches on the current GPU, wherever the tensors are
-        kernel[grid](**arguments, **constants, num_warps=how.warps, num_stages=how.stages)
+        kernel[grid](**arguments, **constants, **how.options)
 
 
 def tile_of(how: Launch, head_dim: int, group: int = 0) -> tuple[int, int]:
@@ -114,17 +128,17 @@ def processors(like: Tensor) -> int:
 
 
 def programs_at_once(
-    kernel: Any, how: Launch, arguments: dict[str, Any], constants: dict[str, Any], most: int, like: Tensor
+    kernel: Any, how: Launch, arguments: dict[str, Any], constants: dict[str, Any], like: Tensor
 ) -> int:
-    """How many programs of a kernel the tensor's GPU runs at once, if registers let ``most`` share a multiprocessor:
-    as many as shared memory has room for. One more would begin when all others end."""
+    """How many programs of a kernel the tensor's GPU runs at once: as many as registers and shared memory have room
+    for. One more would begin when all others end."""
+    most = max(1, REGISTERS // (32 * how.warps * 8 * ceil(how.registers / 8)))
     if _recorder.get() is not None or not like.is_cuda:
         return most * processors(like)
     key = kernel, how, like.device, tuple(sorted(constants.items())), tuple(_kind(x) for x in arguments.values())
     if key not in _shared:
         with torch.cuda.device_of(like):
-            given = {**arguments, **constants, "num_warps": how.warps, "num_stages": how.stages}
-            _shared[key] = kernel.warmup(grid=(1,), **given).metadata.shared
+            _shared[key] = kernel.warmup(grid=(1,), **arguments, **constants, **how.options).metadata.shared
     room = torch.cuda.get_device_properties(like.device).shared_memory_per_multiprocessor
     return max(1, min(most, room // (_shared[key] + RESERVED))) * processors(like)
 

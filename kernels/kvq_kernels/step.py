@@ -15,7 +15,7 @@ import torch
 from kvq_kernels.attention import attend_dense, attend_splits, check, form_constants, obstacle, tensors_of
 from kvq_kernels.blocks import CELL
 from kvq_kernels.dispatch import KernelError, Path, use_triton
-from kvq_kernels.launch import DECODE, ENTER, Launch, power_of_two, run
+from kvq_kernels.launch import ENTER, Launch, power_of_two, run
 from kvq_kernels.store import Store
 from torch import Tensor
 
@@ -45,7 +45,7 @@ def decode_step(
     for store in (keys, values) if counted else ():
         store.reserve_step()
     fresh = k.contiguous(), v.contiguous()
-    found = attend_splits(q, keys, values, scaling, how or DECODE, fresh)
+    found = attend_splits(q, keys, values, scaling, how, fresh)
     finish(found.arguments(out), found.constants(), keys, values, fresh)
     for store in (keys, values) if counted else ():
         store.count_step()

@@ -221,12 +221,12 @@ def test_a_case_that_fails_is_tried_again_later_and_holds_up_no_other(tmp_path, 
 @pytest.mark.compiler
 @pytest.mark.parametrize("block", [2048, 8192])
 def test_the_ceiling_is_read_in_16_bytes_a_thread(block):
-    from kvq_kernels.launch import LaunchRecord
+    from kvq_kernels.launch import Launch, LaunchRecord
 
     from benchmarks.aot.compiler import compile_for
 
     kernel = imported("gpu_read_kernel").read_kernel
     tensors = {"x": torch.zeros(4, dtype=torch.int32), "out": torch.zeros(4, dtype=torch.int32), "count": 1 << 20}
-    made = compile_for(LaunchRecord(kernel, tensors, {"BLOCK": block}, block // 512, 3), 90)
+    made = compile_for(LaunchRecord(kernel, tensors, {"BLOCK": block}, Launch(block, block // 512, 3)), 90)
     moved = {**made.loop.copies, **made.loop.loads}
     assert set(moved) == {16} and made.stack == 0

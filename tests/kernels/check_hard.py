@@ -23,7 +23,7 @@ DIMS = (40, 48, 72, 80, 96, 112, 160, 192, 224)
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch):
-    monkeypatch.setattr("kvq_kernels.attention.WARPS", 1)
+    monkeypatch.setattr("kvq_kernels.launch.REGISTERS", 65536 // 8)
 
 
 def errors(layouts, tokens, dim, heads, device):

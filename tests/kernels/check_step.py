@@ -80,7 +80,7 @@ def test_tokens_enter_and_are_packed_as_in_the_reference(kind, prompt, dim, devi
 @pytest.mark.parametrize(("kind", "prompt"), [("kivi", 94), ("innerq", 2), ("innerq", 38)])
 def test_steps_over_a_cache_worked_out_anew(kind, prompt, dtype, device, monkeypatch):
     """Every head of every step, where sinks fill up and where a window is packed."""
-    monkeypatch.setattr("kvq_kernels.attention.WARPS", 1)
+    monkeypatch.setattr("kvq_kernels.launch.REGISTERS", 65536 // 8)
     x = [keys_with_traps(1, 1, prompt + 4, 32, device=device).to(dtype).float() for _ in range(2)]
     norms = torch.ones(1, 1, 1, 32, device=device).half() * 0.7
     stores = filled(kind, x, prompt, norms)
@@ -104,7 +104,7 @@ def test_steps_over_a_cache_worked_out_anew(kind, prompt, dtype, device, monkeyp
 
 @pytest.mark.parametrize("kind", ["kivi", "innerq"])
 def test_rows_of_different_lengths_are_one_launch_and_answer_as_each_alone(kind, device, monkeypatch):
-    monkeypatch.setattr("kvq_kernels.attention.WARPS", 1)
+    monkeypatch.setattr("kvq_kernels.launch.REGISTERS", 65536 // 8)
     lengths, dim = (1, 94, 300), 32
     x = [[keys_with_traps(1, 1, n + 4, dim, device=device) for n in lengths] for _ in SIDES]
     norms = [part.abs().amax(-2, keepdim=True).clamp_min(0.1).sqrt().half() for part in x[0]]

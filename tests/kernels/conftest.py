@@ -69,7 +69,7 @@ def device() -> str:
 def fewer_programs(device, monkeypatch):
     """Half as many, where they are interpreted: two splits of a head's packed tokens or more."""
     if device == "cpu":
-        monkeypatch.setattr("kvq_kernels.attention.WARPS", 4)
+        monkeypatch.setattr("kvq_kernels.launch.REGISTERS", 65536 // 2)
 
 
 @pytest.fixture(autouse=True)

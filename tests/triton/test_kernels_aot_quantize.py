@@ -11,7 +11,7 @@ from benchmarks.aot.forms import CAPABILITIES, quantize_forms
 from benchmarks.aot.versions import Unavailable, environment
 from tests.support.campaigns import whole
 
-MOST = {"asymmetric": 23, "hybrid": 35}  # instructions an element
+MOST = {"asymmetric": 23, "hybrid": 37}  # instructions an element
 COUNTED = """
 import json, sys
 sys.path[:0] = [".", "kernels"]
@@ -26,12 +26,13 @@ print(json.dumps([
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_aot_threads_exchange_nothing_to_quantize_groups_of_tokens(capability):
-    """Neither through shared memory nor by shuffles: a thread has a whole group."""
+def test_aot_threads_exchange_only_what_they_store_of_groups_of_tokens(capability):
+    """A thread has a whole group; codes, scales and zero-points go through shared memory once, before they are stored
+    side by side."""
     for form in quantize_forms():
         if form.method.endswith("tokens"):
             made = compile_for(form.launch, capability, form.tile)
-            assert made.loop.shared == made.loop.barriers == made.stack == 0, (form.name, made)
+            assert made.loop.shared <= 6 and made.loop.barriers <= 5 and made.stack == 0, (form.name, made)
             assert 0 < made.work <= MOST[form.method.split("-")[0]], (form.name, made)
 
 

@@ -156,7 +156,7 @@ def test_a_step_is_the_same_two_launches_300_times():
             decode_step(q, fresh, fresh, *stores, 0.1, "triton", out=out)
         for entry in found:
             given = [(name, getattr(v, "data_ptr", lambda v=v: v)()) for name, v in entry.arguments.items()]
-            forms.add((entry.kernel.__name__, str(given), str(entry.constants), entry.warps, entry.stages))
+            forms.add((entry.kernel.__name__, str(given), str(entry.constants), entry.how))
     assert {name for name, *_ in forms} == {"decode_blocks_kernel", "finish_step_kernel"} and len(forms) == 2
     assert stores[0].pool.segments[1:] and [store.packed_tokens for store in stores] == [384, 368]
 

@@ -1,12 +1,13 @@
 """Products with the codes of one part of a block (kvq_kernels.blocks), which stay in their words.
 
-``q`` are tuples of float16 (H, 16), a head a row, 16 elements of the sum each. Groups across the sum ("outer") scale
-what the codes are multiplied with. Those along it are read by kvq_kernels.triton_ops.inner.
+Elements across the sum are the rows of a product and query heads its columns (16, H): ``q`` are tuples of float16
+(16, H), 16 elements of the sum each. Groups across the sum ("outer") scale what the codes are multiplied with. Those
+along it are read by kvq_kernels.triton_ops.inner.
 """
 
 import triton
 import triton.language as tl
-from kvq_kernels.triton_ops.levels import NARROW, high_bytes, plain_level
+from kvq_kernels.triton_ops.levels import high_bytes, plain_level
 
 
 @triton.jit
@@ -30,9 +31,9 @@ def outer_part(record, part, KEYS: tl.constexpr, GROUP: tl.constexpr, META: tl.c
 
 @triton.jit
 def read_cells(codes, TILE: tl.constexpr):
-    """Words of a tile of cells: uint16 (16 along the sum, 16 across)."""
+    """Words of a tile of cells: uint16 (16 across, 16 along the sum)."""
     i = tl.arange(0, 16)
-    return tl.load(codes.to(tl.pointer_type(tl.uint16)) + TILE * 256 + i[None, :] * 16 + i[:, None])
+    return tl.load(codes.to(tl.pointer_type(tl.uint16)) + TILE * 256 + i[:, None] * 16 + i[None, :])
 
 
 @triton.jit
@@ -45,45 +46,56 @@ def further_bits(codes, words, TILE: tl.constexpr, CELLS: tl.constexpr, BITS: tl
 
 
 @triton.jit
-def outer_zeros(q, zeros, found, total, C: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr, ROW: tl.constexpr,
-                TERMS: tl.constexpr, TOTAL: tl.constexpr):  # fmt: skip
-    """Sums of q, less what it carries for its places, times zero-points, added to ``found`` (H, NARROW), or (H, 16) of
-    more than 8 groups: column i is for group i % GROUPS. Products of float16 numbers, and exact. TOTAL: sums of q
-    alone, added to all of ``total`` (H, NARROW)."""
-    LOW: tl.constexpr = 2 if BITS == 3 else BITS
+def outer_zeros(q, zeros, group, found, C: tl.constexpr, BITS: tl.constexpr, ROW: tl.constexpr, TERMS: tl.constexpr):
+    """Sums of q, less what it carries for its places, times zero-points, added to ``found`` (16, H), of which row i is
+    for group[i]. Products of float16 numbers, and exact."""
     i = tl.arange(0, 16)
     half = zeros.to(tl.pointer_type(tl.float16))
     for c in tl.static_range(C):
-        zero = tl.load(half + (i % GROUPS)[None, :] * (ROW // 2) + (16 * c + i)[:, None])
-        if GROUPS <= 8 and NARROW == 8:
-            zero, _ = tl.split(tl.permute(tl.reshape(zero, (16, 2, 8)), (0, 2, 1)))
+        zero = tl.load(half + group[:, None] * (ROW // 2) + (16 * c + i)[None, :])
         for t in tl.static_range(TERMS):
-            vector = q[t * C + c] * (2.0 ** (((c * LOW) % 8) - 8 + LOW))
-            found = tl.dot(vector, zero, found)
-            if TOTAL:
-                total = tl.dot(vector, tl.full((16, NARROW), 1.0, tl.float16), total)
-    return found, total
+            found = tl.dot(zero, unplaced(q[t * C + c], c, BITS), found)
+    return found
 
 
 @triton.jit
-def column(x, G: tl.constexpr):
-    """Column G of x."""
-    return tl.sum(tl.where((tl.arange(0, x.shape[1]) == G)[None, :], x, 0.0), 1)
+def unplaced(vector, c: tl.constexpr, BITS: tl.constexpr):
+    """Cell c without what its place asks for."""
+    LOW: tl.constexpr = 2 if BITS == 3 else BITS
+    return vector * (2.0 ** (((c * LOW) % 8) - 8 + LOW))
 
 
 @triton.jit
-def group_columns(x, G: tl.constexpr, GROUPS: tl.constexpr, H: tl.constexpr):
-    """x (H, NARROW), whose columns repeat every GROUPS, as (H, 16) with column G in all of them. Two groups lie beside
-    each other in the registers of a thread."""
-    if GROUPS == 1:
-        return x if NARROW == 16 else tl.reshape(tl.permute(tl.join(x, x), (0, 2, 1)), (H, 16))
-    elif GROUPS == 2:
-        even, odd = tl.split(tl.reshape(x, (H, NARROW // 2, 2)))
-        one = even if G == 0 else odd
-        pair = tl.reshape(tl.join(one, one), (H, NARROW))
-        return pair if NARROW == 16 else tl.reshape(tl.permute(tl.join(pair, pair), (0, 2, 1)), (H, 16))
-    else:
-        return tl.broadcast_to(column(x, G)[:, None], (H, 16))
+def sums_of(q, total, C: tl.constexpr, BITS: tl.constexpr, TERMS: tl.constexpr):
+    """Sums of q, less what it carries for its places, added to all rows of total (16, H)."""
+    for c in tl.static_range(C):
+        for t in tl.static_range(TERMS):
+            total = tl.dot(tl.full((16, 16), 1.0, tl.float16), unplaced(q[t * C + c], c, BITS), total)
+    return total
+
+
+@triton.jit
+def row_of(x, G: tl.constexpr):
+    """Row G of x."""
+    return tl.sum(tl.where((tl.arange(0, x.shape[0]) == G)[:, None], x, 0.0), 0)
+
+
+@triton.jit
+def group_zeros(q, zeros, GROUPS: tl.constexpr, H: tl.constexpr, C: tl.constexpr, BITS: tl.constexpr,
+                ROW: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
+    """Sums of q times the zero-points of groups, for each a tensor (16, H) with all rows the same, in the unit of sums
+    over codes. One product finds those of two groups: 8 rows each, and a thread has one of either."""
+    LOW: tl.constexpr = 2 if BITS == 3 else BITS
+    found = ()
+    for g in tl.static_range(0, GROUPS, 2):
+        group = tl.minimum(g + tl.arange(0, 16) // 8, GROUPS - 1)
+        pair = outer_zeros(q, zeros, group, tl.zeros((16, H), tl.float32), C, BITS, ROW, TERMS) * (2.0 ** -(16 + LOW))
+        first, second = tl.split(tl.permute(tl.reshape(pair, (2, 8, H)), (1, 2, 0)))
+        found = found + (
+            tl.reshape(tl.permute(tl.join(first, first), (2, 0, 1)), (16, H)),
+            tl.reshape(tl.permute(tl.join(second, second), (2, 0, 1)), (16, H)),
+        )
+    return found
 
 
 @triton.jit
@@ -121,9 +133,9 @@ def read_scales(scales, GROUPS: tl.constexpr, CELLS: tl.constexpr, ROW: tl.const
 def scaled(q, scale, c: tl.constexpr, C: tl.constexpr, TERMS: tl.constexpr):
     """Cell c of q times scales (16,), in TERMS float16 that add up to it."""
     if TERMS == 1:
-        return (q[c] * scale[None, :],)
+        return (q[c] * scale[:, None],)
     else:
-        whole = (q[c].to(tl.float32) + q[C + c].to(tl.float32)) * scale.to(tl.float32)[None, :]
+        whole = (q[c].to(tl.float32) + q[C + c].to(tl.float32)) * scale.to(tl.float32)[:, None]
         first = whole.to(tl.float16)
         return first, (whole - first.to(tl.float32)).to(tl.float16)
 
@@ -146,15 +158,16 @@ def add_cell(vector, codes, part, C: tl.constexpr, CELL: tl.constexpr, CELLS: tl
     extra = further_bits(codes, words, CELL // 16, CELLS, BITS)
     level = plain_level(words, high_bytes(words), extra, CELL, BITS)
     for t in tl.static_range(len(vector)):
-        part = tl.dot(times(vector[t], C, CELL, LOW), level, part)
+        part = tl.dot(level, times(vector[t], C, CELL, LOW), part)
     return part
 
 
 @triton.jit
-def outer_sums(q, codes, scales, one, two, S: tl.constexpr, TWO: tl.constexpr, G: tl.constexpr, C: tl.constexpr,
-               WIDE: tl.constexpr, CELLS: tl.constexpr, BITS: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
+def outer_sums(q, codes, scales, one, two, S: tl.constexpr, TWO: tl.constexpr, G: tl.constexpr, NEXT: tl.constexpr,
+               C: tl.constexpr, WIDE: tl.constexpr, CELLS: tl.constexpr, BITS: tl.constexpr,
+               TERMS: tl.constexpr):  # fmt: skip
     """q (C cells) times the scales of group G, as read_scales has them of WIDE cells, times cells S across the sum,
-    added to ``one`` (H, 16), and TWO: times cells S + 1 of the same group, added to ``two``."""
+    added to ``one`` (16, H), and TWO: times cells S + 1, which are of group NEXT, added to ``two``."""
     LOW: tl.constexpr = 2 if BITS == 3 else BITS
     MAIN: tl.constexpr = C // (8 // LOW) * (8 // LOW)  # cells of the sum that come first, as BlockForm.main says
     REST: tl.constexpr = CELLS // C * MAIN + S * (C - MAIN) - MAIN
@@ -162,5 +175,7 @@ def outer_sums(q, codes, scales, one, two, S: tl.constexpr, TWO: tl.constexpr, G
         asked = scaled(q, scales[G * WIDE + c], c, C, TERMS)
         one = add_cell(asked, codes, one, c, S * MAIN + c if c < MAIN else REST + c, CELLS, BITS)
         if TWO:
+            if NEXT != G:
+                asked = scaled(q, scales[NEXT * WIDE + c], c, C, TERMS)
             two = add_cell(asked, codes, two, c, S * MAIN + MAIN + c if c < MAIN else REST + C - MAIN + c, CELLS, BITS)
     return one, two

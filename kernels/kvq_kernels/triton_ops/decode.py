@@ -1,7 +1,7 @@
 """One decode step of attention over [sinks | packed | recent], split over the tokens (flash decoding).
 
-Up to 16 query heads that share a KV head are the rows of one product, or its columns; where there are more, several
-programs read the block. Blocks that keys and values have both packed are shared out among the programs of a KV head,
+Up to 16 query heads that share a KV head are the columns of one product; where there are more, several programs read
+the block. Blocks that keys and values have both packed are shared out among the programs of a KV head,
 one warp each, as many as run at once. The sinks and everything after those blocks, which keys and values may have
 packed up to different tokens, are taken 16 tokens at a time by the first of them, which get fewer blocks instead. All
 lengths are read from the device and the grid is fixed, so that a step can be repeated from a CUDA graph.
@@ -10,8 +10,8 @@ lengths are read from the device and the grid is fixed, so that a step can be re
 import triton
 import triton.language as tl
 from kvq_kernels.triton_ops.blocks import spare_exponent
-from kvq_kernels.triton_ops.levels import NARROW
 from kvq_kernels.triton_ops.parts import (
+    as_operands,
     as_sums,
     as_terms,
     cell_sums,
@@ -75,21 +75,21 @@ def decode_blocks_kernel(
         )  # fmt: skip
     if HAS_NORMS:
         norms += matrix * dim
-    cells, power = read_query(q, norms, head, mask, dim, C, HAS_NORMS, TERMS, K_INNER)
+    cells, power = read_query(q, norms, head, mask, dim, C, HAS_NORMS, TERMS)
     held = room_for(k_widest + matrix, K_BITS, K_INNER)
-    asked = as_terms(placed(cells, held - power, C, K_BITS, K_INNER), C, TERMS)
+    asked = as_terms(placed(cells, held - power, C, K_BITS), C, TERMS)
     K_LOW: tl.constexpr = 2 if K_BITS == 3 else K_BITS
     undo = tl.exp2(16 + K_LOW - held + power) * factor
     sign_places = tl.load(places + tl.arange(0, 16))
     if K_INNER:
         sums = cell_sums(asked, H, C, (C * 16 + K_GROUP - 1) // K_GROUP, K_BITS, K_GROUP, TERMS)
     else:
-        asked = as_sums(asked, TERMS * C)
+        asked = as_operands(as_sums(asked, TERMS * C), H)
         sums = cells
     spare = room_for(v_widest + matrix, V_BITS, V_INNER)
     top = tl.full((H,), float("-inf"), tl.float32)
-    acc, moved = empty_cells(H, C, V_INNER), tl.zeros((H, NARROW if C * 16 <= V_GROUP * 8 else 16), tl.float32)
-    total = tl.zeros((8, H) if V_INNER else (H, NARROW), tl.float32)  # the same in all rows, or columns
+    acc, moved = empty_cells(H, C), tl.zeros((16, H), tl.float32)
+    total = tl.zeros((8 if V_INNER else 16, H), tl.float32)  # the same in all rows
     begin, end = share_of(split, splits, bulk, tails_of(k_lengths + matrix * 4, bulk, PARTS, FRESH, SINK_TILES, TAILS))
     # where a turn's blocks lie is read a turn ahead: what the pipeline copies must not wait for it
     k_at, v_at = tl.load(k_table + begin * PARTS // 2), tl.load(v_table + begin * PARTS // 2)
@@ -97,15 +97,15 @@ def decode_blocks_kernel(
         scores = ()
         for n in tl.static_range(PARTS):
             scores = scores + part_scores(
-                asked, sign_places, sums, k_records + k_at * 8, turn % 2 if PARTS == 1 else n, H, C, V_INNER,
+                asked, sign_places, sums, k_records + k_at * 8, turn % 2 if PARTS == 1 else n, H, C,
                 K_BITS, K_GROUP, K_MODE, K_HALF_ZERO, K_INNER, K_META, K_ROW, K_STEP, TERMS,
             )  # fmt: skip
-        weights, top, fade = softmax_step(scores, undo, top, spare, V_BITS, V_INNER)
+        weights, top, fade = softmax_step(scores, undo, top, spare, V_BITS)
         acc, moved, total = faded(acc, moved, total, fade, V_INNER)
         for n in tl.static_range(PARTS):
             acc, moved, total = part_values(
                 weights, sign_places, acc, moved, total, v_records + v_at * 8, turn % 2 if PARTS == 1 else n, n * 4,
-                K_INNER, H, C, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO, V_INNER, V_META, V_ROW, V_STEP, TERMS,
+                H, C, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO, V_INNER, V_META, V_ROW, V_STEP, TERMS,
             )  # fmt: skip
         k_at, v_at = tl.load(k_table + (turn + 1) * PARTS // 2), tl.load(v_table + (turn + 1) * PARTS // 2)
     own = (TAILS + split) * heads

@@ -1,23 +1,14 @@
 """What one turn over 64 tokens of a block does in attention: scores of queries, softmax, weighted sums of values.
 
-Scores and weights are 4 tensors of 16 tokens, with a head a row (H, 16), or BY_HEAD a head a column (16, H), as values
-are read. Sums over codes are in units of 2^-(16 + LOW) of what they stand for.
+Query heads are the columns of all products, up to 8 or 16: scores and weights are tensors (16, H) of 16 tokens each,
+sums of values (16, H) of 16 channels. Sums over codes are in units of 2^-(16 + LOW) of what they stand for.
 """
 
 import triton
 import triton.language as tl
-from kvq_kernels.triton_ops.blocks import column, group_columns, outer_part, outer_sums, outer_zeros, read_scales
+from kvq_kernels.triton_ops.blocks import group_zeros, outer_part, outer_sums, outer_zeros, read_scales, row_of, sums_of
 from kvq_kernels.triton_ops.inner import element_of, inner_part, inner_sums
-from kvq_kernels.triton_ops.levels import NARROW, turned
-
-
-@triton.jit
-def beside(x, BY_HEAD: tl.constexpr):
-    """A number for each head beside what is read with a head a row, or a column."""
-    if BY_HEAD:
-        return x[None, :]
-    else:
-        return x[:, None]
+from kvq_kernels.triton_ops.levels import turned
 
 
 @triton.jit
@@ -29,25 +20,22 @@ def rounded(x):
 
 
 @triton.jit
-def read_query(q, norms, row, mask, dim, C: tl.constexpr, HAS_NORMS: tl.constexpr, TERMS: tl.constexpr,
-               BY_HEAD: tl.constexpr):  # fmt: skip
-    """Rows of q (times norms) as C cells float32, and the exponent of a power of two above each. With norms and one
-    term they are rounded here, and for the tokens outside of blocks alike."""
+def read_query(q, norms, head, mask, dim, C: tl.constexpr, HAS_NORMS: tl.constexpr, TERMS: tl.constexpr):
+    """Rows of q (times norms) as C cells float32 (16, H), and the exponent of a power of two above each. With norms and
+    one term they are rounded here, and for the tokens outside of blocks alike."""
     i = tl.arange(0, 16)
-    largest = tl.zeros(row.shape, tl.float32)
+    largest = tl.zeros(head.shape, tl.float32)
     cells = ()
     for c in tl.static_range(C):
         channel = c * 16 + i
-        inside = beside(mask, BY_HEAD) & beside(channel < dim, not BY_HEAD)
-        cell = tl.load(q + beside(row * dim, BY_HEAD) + beside(channel, not BY_HEAD), mask=inside, other=0.0)
-        cell = cell.to(tl.float32)
+        inside = mask[None, :] & (channel < dim)[:, None]
+        cell = tl.load(q + (head * dim)[None, :] + channel[:, None], mask=inside, other=0.0).to(tl.float32)
         if HAS_NORMS:
-            norm = tl.load(norms + channel, mask=channel < dim, other=0.0).to(tl.float32)
-            cell *= beside(norm, not BY_HEAD)
+            cell *= tl.load(norms + channel, mask=channel < dim, other=0.0).to(tl.float32)[:, None]
             if TERMS == 1:
                 cell = rounded(cell)
         cells = cells + (cell,)
-        largest = tl.maximum(largest, tl.max(tl.abs(cell), 0 if BY_HEAD else 1))
+        largest = tl.maximum(largest, tl.max(tl.abs(cell), 0))
     return cells, tl.ceil(tl.log2(tl.maximum(largest, 1e-30)))
 
 
@@ -65,12 +53,12 @@ def as_terms(cells, N: tl.constexpr, TERMS: tl.constexpr, FIRST: tl.constexpr = 
 
 
 @triton.jit
-def placed(cells, power, C: tl.constexpr, BITS: tl.constexpr, BY_HEAD: tl.constexpr):
+def placed(cells, power, C: tl.constexpr, BITS: tl.constexpr):
     """Cells times 2^power (a number a head), and what their places ask for."""
     LOW: tl.constexpr = 2 if BITS == 3 else BITS
     found = ()
     for c in tl.static_range(C):
-        found = found + (cells[c] * beside(tl.exp2(power + (8 - LOW - (c * LOW) % 8)), BY_HEAD),)
+        found = found + (cells[c] * tl.exp2(power + (8 - LOW - (c * LOW) % 8))[None, :],)
     return found
 
 
@@ -85,12 +73,13 @@ def as_operands(cells, H: tl.constexpr):
 
 @triton.jit
 def as_sums(cells, N: tl.constexpr):
-    """The same float16 numbers as tensor cores leave their sums: scaling them then needs no exchange of registers."""
+    """The same float16 numbers as tensor cores leave their sums: scaling what ``as_operands`` makes of them then needs
+    no exchange of registers."""
     i = tl.arange(0, 16)
     one = (i[:, None] == i[None, :]).to(tl.float16)
     found = ()
     for n in tl.static_range(N):
-        found = found + (tl.dot(cells[n], one).to(tl.float16),)
+        found = found + (tl.dot(one, cells[n]).to(tl.float16),)
     return found
 
 
@@ -114,41 +103,35 @@ def cell_sums(q, H: tl.constexpr, C: tl.constexpr, GROUPS: tl.constexpr, BITS: t
 
 
 @triton.jit
-def part_scores(q, places, sums, record, part, H: tl.constexpr, C: tl.constexpr, BY_HEAD: tl.constexpr,
-                BITS: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr, HALF_ZERO: tl.constexpr,
-                INNER: tl.constexpr, META: tl.constexpr, ROW: tl.constexpr, STEP: tl.constexpr,
-                TERMS: tl.constexpr):  # fmt: skip
+def part_scores(q, places, sums, record, part, H: tl.constexpr, C: tl.constexpr, BITS: tl.constexpr,
+                GROUP: tl.constexpr, MODE: tl.constexpr, HALF_ZERO: tl.constexpr, INNER: tl.constexpr,
+                META: tl.constexpr, ROW: tl.constexpr, STEP: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
     """q times 64 keys of a block: 4 tensors."""
-    LOW: tl.constexpr = 2 if BITS == 3 else BITS
     scores = ()
     if INNER:
         codes, meta, base, skip = inner_part(record, part, True, GROUP, META, ROW, STEP)
         empty = tl.zeros((16, H), tl.float32)
         for s in tl.static_range(0, 4, 2):
-            one, two = inner_sums(
+            scores = scores + inner_sums(
                 q, places, sums, empty, empty, codes, meta, base, skip, s, True, H, C, C * 4,
                 (C * 16 + GROUP - 1) // GROUP, BITS, GROUP, MODE, HALF_ZERO, True, ROW, 128, TERMS,
             )  # fmt: skip
-            scores = scores + ((one, two) if BY_HEAD else (tl.trans(one), tl.trans(two)))
     else:
-        TWO: tl.constexpr = GROUP >= 32
-        GROUPS: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
-        codes, scales, zeros = outer_part(record, part, True, GROUP, META, ROW, STEP, C * 16)
-        moved, _ = outer_zeros(q, zeros, tl.zeros((H, NARROW), tl.float32), 0, C, GROUPS, BITS, ROW, TERMS, False)
-        moved *= 2.0 ** -(16 + LOW)
+        SPAN: tl.constexpr = GROUP // 16 if GROUP < 64 else 4
         WIDE: tl.constexpr = C if C <= 2 else 4 if C <= 4 else 8 if C <= 8 else 16
-        scale = read_scales(scales, GROUPS, WIDE, ROW)
-        for s in tl.static_range(0, 4, 2 if TWO else 1):
-            zero = group_columns(moved, s * 16 // GROUP, GROUPS, H)
-            one, two = outer_sums(q, codes, scale, zero, zero, s, TWO, s * 16 // GROUP, C, WIDE, C * 4, BITS, TERMS)
-            scores = scores + (tl.trans(one) if BY_HEAD else one,)
-            if TWO:
-                scores = scores + (tl.trans(two) if BY_HEAD else two,)
+        codes, scales, zeros = outer_part(record, part, True, GROUP, META, ROW, STEP, C * 16)
+        scale = read_scales(scales, 4 // SPAN, WIDE, ROW)
+        zero = group_zeros(q, zeros, 4 // SPAN, H, C, BITS, ROW, TERMS)
+        for s in tl.static_range(0, 4, 2):
+            scores = scores + outer_sums(
+                q, codes, scale, zero[s // SPAN], zero[(s + 1) // SPAN], s, True, s // SPAN, (s + 1) // SPAN, C, WIDE,
+                C * 4, BITS, TERMS,
+            )  # fmt: skip
     return scores
 
 
 @triton.jit
-def softmax_step(scores, undo, top, spare, BITS: tl.constexpr, BY_HEAD: tl.constexpr):
+def softmax_step(scores, undo, top, spare, BITS: tl.constexpr):
     """Running softmax in base 2 over tensors of scores, 4 a part, of which ``undo`` is the unit: weights, which end at
     2^spare and carry what the places of values of so many bits ask for, the new top, and what older sums are multiplied
     by."""
@@ -156,36 +139,34 @@ def softmax_step(scores, undo, top, spare, BITS: tl.constexpr, BY_HEAD: tl.const
     best = scores[0]
     for s in tl.static_range(1, len(scores)):
         best = tl.maximum(best, scores[s])
-    higher = tl.maximum(top, tl.max(best, 0 if BY_HEAD else 1) * undo - spare)
+    higher = tl.maximum(top, tl.max(best, 0) * undo - spare)
     weights = ()
     for s in tl.static_range(len(scores)):
         less = higher - (8 - LOW - (s % 4 * LOW) % 8)
-        weights = weights + (tl.exp2(scores[s] * beside(undo, BY_HEAD) - beside(less, BY_HEAD)),)
+        weights = weights + (tl.exp2(scores[s] * undo[None, :] - less[None, :]),)
     return weights, higher, tl.exp2(top - higher)
 
 
 @triton.jit
-def faded(acc, moved, total, fade, BY_HEAD: tl.constexpr):
+def faded(acc, moved, total, fade, INNER: tl.constexpr):
     """Sums so far, as part_values has them, times what is left of them under a higher top."""
     found = ()
     for c in tl.static_range(len(acc)):
-        found = found + (acc[c] * beside(fade, BY_HEAD),)
-    return found, moved if BY_HEAD else moved * fade[:, None], total * beside(fade, BY_HEAD)
+        found = found + (acc[c] * fade[None, :],)
+    return found, moved if INNER else moved * fade[None, :], total * fade[None, :]
 
 
 @triton.jit
-def part_values(weights, places, acc, moved, total, record, part, FIRST: tl.constexpr, TURN: tl.constexpr,
-                H: tl.constexpr, C: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr,
+def part_values(weights, places, acc, moved, total, record, part, FIRST: tl.constexpr, H: tl.constexpr,
+                C: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr,
                 HALF_ZERO: tl.constexpr, INNER: tl.constexpr, META: tl.constexpr, ROW: tl.constexpr,
                 STEP: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
     """4 tensors of weights, from FIRST on, times 64 values of a block, added to acc, C tensors, their sums, to total,
-    and of groups across the sum the sums of zero-points, to moved. TURN: weights are as products leave them."""
+    and of groups across the sum the sums of zero-points, a row a group, to moved."""
     SPAN: tl.constexpr = GROUP // 16
-    p = as_terms(weights, 4, TERMS, FIRST)
+    p = as_operands(as_terms(weights, 4, TERMS, FIRST), H)
     made = ()
     if INNER:
-        if TURN:
-            p = as_operands(p, H)
         GROUPS: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
         codes, meta, base, skip = inner_part(record, part, False, GROUP, META, ROW, STEP)
         sums = cell_sums(p, H, 4, GROUPS, BITS, GROUP, TERMS)
@@ -200,23 +181,24 @@ def part_values(weights, places, acc, moved, total, record, part, FIRST: tl.cons
     else:
         codes, scales, zeros = outer_part(record, part, False, GROUP, META, ROW, STEP, 128)
         GROUPS: tl.constexpr = (C + SPAN - 1) // SPAN
-        moved, total = outer_zeros(p, zeros, moved, total, 4, GROUPS, BITS, ROW, TERMS, True)
+        moved = outer_zeros(p, zeros, tl.arange(0, 16) % GROUPS, moved, 4, BITS, ROW, TERMS)
+        total = sums_of(p, total, 4, BITS, TERMS)
         scale = read_scales(scales, GROUPS, 4, ROW)
-        for s in tl.static_range(0, C, 2 if SPAN > 1 else 1):
+        for s in tl.static_range(0, C, 2):
             one, two = outer_sums(
-                p, codes, scale, acc[s], acc[s + 1 if s + 1 < C else s], s, SPAN > 1 and s + 1 < C, s // SPAN, 4, 4,
-                C * 4, BITS, TERMS,
+                p, codes, scale, acc[s], acc[s + 1 if s + 1 < C else s], s, s + 1 < C, s // SPAN,
+                (s + 1 if s + 1 < C else s) // SPAN, 4, 4, C * 4, BITS, TERMS,
             )  # fmt: skip
-            made = made + ((one, two) if SPAN > 1 and s + 1 < C else (one,))
+            made = made + ((one, two) if s + 1 < C else (one,))
     return made, moved, total
 
 
 @triton.jit
-def empty_cells(H: tl.constexpr, C: tl.constexpr, BY_HEAD: tl.constexpr):
+def empty_cells(H: tl.constexpr, C: tl.constexpr):
     """C tensors of zeros."""
     cells = ()
     for _ in tl.static_range(C):
-        cells = cells + (tl.zeros((16, H) if BY_HEAD else (H, 16), tl.float32),)
+        cells = cells + (tl.zeros((16, H), tl.float32),)
     return cells
 
 
@@ -230,11 +212,7 @@ def store_cells(acc_out, total_out, acc, moved, total, at, mask, dim, C: tl.cons
     for s in tl.static_range(C):
         found = acc[s] * UNIT
         if not INNER:
-            found += column(moved, s * 16 // GROUP)[:, None]
+            found += row_of(moved, s * 16 // GROUP)[None, :]
         channel = s * 16 + element_of(i, not INNER)
-        inside = beside(mask, INNER) & beside(channel < dim, not INNER)
-        tl.store(acc_out + beside(at * dim, INNER) + beside(channel, not INNER), found, mask=inside)
-    if INNER:
-        tl.store(total_out + at, tl.max(total, 0) * UNIT, mask=mask)
-    else:
-        tl.store(total_out + at, tl.max(total, 1), mask=mask)
+        tl.store(acc_out + (at * dim)[None, :] + channel[:, None], found, mask=mask[None, :] & (channel < dim)[:, None])
+    tl.store(total_out + at, tl.max(total, 0) * (UNIT if INNER else 1.0), mask=mask)

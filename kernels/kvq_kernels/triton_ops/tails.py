@@ -93,9 +93,9 @@ def tail_tile(
     V_INNER: tl.constexpr, V_META: tl.constexpr, V_ROW: tl.constexpr, V_STEP: tl.constexpr,
 ):  # fmt: skip
     """Tile ``split`` of the tokens outside the ``bulk`` parts of blocks, q (heads, dim) as for the kernel: 16 tokens,
-    packed or not, and not the same of keys and values; up to 64 channels a turn, which waits for memory once. FRESH: a
+    packed or not, and not the same of keys and values; up to 32 channels a turn, which waits for memory once. FRESH: a
     last token lies in ``k_fresh`` and ``v_fresh`` (matrices, dim) and is read as a window holds it."""
-    W: tl.constexpr = 64 if C % 4 == 0 else 32 if C % 2 == 0 else 16
+    W: tl.constexpr = 32 if C % 2 == 0 else 16
     i, w = tl.arange(0, 16), tl.arange(0, W)
     top_out, total_out, acc_out = top_out + split * heads, total_out + split * heads, acc_out + split * heads * dim
     first = bulk * 64 + (split - SINK_TILES) * 16
