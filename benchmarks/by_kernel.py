@@ -71,11 +71,11 @@ def _decode(rows: list[Row]) -> list[str]:
         NAMES[rows[0]["method"]],
         str(rows[0]["head_dim"]),
         ", ".join(map(str, heads)),
-        " · ".join(_span([row["instructions"] for row in one], 1) for one in by),
+        " · ".join(span([row["instructions"] for row in one], 1) for one in by),
         f"{rows[0]['most']:g}",
-        _span([row["registers"] for row in rows], 0),
-        _span([row["spills"] for row in rows], 0),
-        _span([row["bytes_a_load"] for row in rows], 1),
+        span([row["registers"] for row in rows], 0),
+        span([row["spills"] for row in rows], 0),
+        span([row["bytes_a_load"] for row in rows], 1),
         _chips(by, "share", 100, 0),
         _chips(by, "gain", 1, 1),
     ]
@@ -91,7 +91,7 @@ def _others(found: dict[str, list[Row]]) -> list[list[str]]:
             same = _by_dim(halves[0]) == _by_dim(halves[1])
             for part in [mine] if same else filter(None, halves):
                 heads = ", ".join(map(str, sorted({row["query_heads"] for row in part})))
-                spills = _span([row["spills"] for row in part], 0)
+                spills = span([row["spills"] for row in part], 0)
                 made.append([version, NAMES[method], heads, _by_dim(part), f"{part[0]['most']:g}", spills])
     return made
 
@@ -107,8 +107,8 @@ def _quantized(one: Row, other: Row) -> list[str]:
     return [
         one["method"].replace("-", ", along "),
         " · ".join(f"{row['instructions']:.1f}" for row in (one, other)),
-        _span([one["registers"], other["registers"]], 0),
-        _span([one["spills"], other["spills"]], 0),
+        span([one["registers"], other["registers"]], 0),
+        span([one["spills"], other["spills"]], 0),
         _chips(by, "share", 100, 0),
     ]
 
@@ -122,8 +122,8 @@ def _method(one: Row, other: Row) -> list[str]:
 def _chips(by: list[list[Row]], what: str, unit: float, digits: int) -> str:
     """The least and the most on every chip."""
     chips = [[row[what][chip] * unit for row in rows] for rows in by for chip in rows[0][what]]
-    return " · ".join(_span(found, digits) for found in chips)
+    return " · ".join(span(found, digits) for found in chips)
 
 
-def _span(values: list[float], digits: int) -> str:
+def span(values: list[float], digits: int) -> str:
     return " to ".join(dict.fromkeys(f"{value:.{digits}f}" for value in (min(values), max(values))))

@@ -3,7 +3,8 @@
 A part lies between ``<!-- name -->`` and ``<!-- /name -->``; PARTS says what belongs there. Figures come from the JSON
 files beside this script, which ``make bench`` and ``make load`` write, and from the shipped boards of claims. A figure
 whose file is missing has no row: nothing here is typed by hand. A test compares the documents with what this writes.
-The reference table's picture is drawn, too, once ``python benchmarks/table.py`` has kept its figures.
+The reference table's picture is drawn, too, once ``python benchmarks/table.py`` has kept its figures, and what the page
+tells of GPUs is written.
 """
 
 import argparse
@@ -19,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.by_acting import acting_part
 from benchmarks.by_architecture import models_part
 from benchmarks.by_format import baselines_part, engine_part, formats_part
+from benchmarks.by_gpu import gpu_part, gpu_summary_part, ship
 from benchmarks.by_kernel import kernels_part, slow_part
 from benchmarks.by_lane import lane_costs, lanes_part, prefill_part
 from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, methods_part
@@ -276,6 +278,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "models": models_part,
     "kernels": kernels_part,
     "slow-methods": slow_part,
+    "gpu": gpu_part,
+    "gpu-summary": gpu_summary_part,
     "reference-table": table_part,
     "instructions": instructions_part,
 }
@@ -289,6 +293,7 @@ def main() -> None:
             file.write_text(new, encoding="utf-8")
             print(f"{file.relative_to(ROOT)}: written")
     draw()
+    ship()
 
 
 if __name__ == "__main__":

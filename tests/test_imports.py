@@ -88,7 +88,7 @@ OPEN_TO_THE_PAGE = {
     "claims": {"board", "side_by_side"},
     "decision": {"pasted", "plans", "scores", "verify"},
     "inspection": {"fits", "look", "report", "rules"},
-    "packed": {"lanes", "slow"},
+    "packed": {"gpus", "lanes", "slow"},
     "pipeline": {"added", "compare", "estimate", "examples", "looked", "roundtrip", "timings", "why"},
     "studies": set(
         "cells estimate example executors intervals kept pairs prompts result rows sources spec study tasks".split()

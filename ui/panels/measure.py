@@ -9,6 +9,7 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from kvq_core.events import Loading
+from kvq_core.packed.gpus import Decoded, Measured, measured_gpus
 from kvq_core.packed.lanes import Begins, LaneMeasurement, Progress, Request, SkippedLane, gpu, unquantized_bytes
 from kvq_core.packed.slow import chips, slow_methods
 from kvq_core.spec import parse_spec
@@ -21,6 +22,7 @@ from ui.service.services import SWIFT, Services, visitor
 from ui.service.streams import with_empty_end
 
 COMMAND = "python -m kvq_core measure --preset first-look"
+HEAD_ELSEWHERE = ("Cache", "Batch", "Tokens a second", "Times fp16", "Peak, GB")
 HEAD = ("Lane", "Path", "ms a token", "Cache, MB", "Of unquantized", "Peak, MB")
 LIMITS = {"context": "Longest context, tokens", "batch": "Largest batch, rows"}
 NEW_TOKENS = 64
@@ -76,7 +78,27 @@ def explanation(device: str | None) -> str:
         "times would say nothing about GPUs, and there is no GPU memory to watch. What a command can tell here is how "
         "many bytes each packed cache holds:"
     )
-    return f"<p>{what}</p><p>{why}</p><p><code>{safe(COMMAND)}</code></p>{not_paying()}"
+    return f"<p>{what}</p><p>{why}</p><p><code>{safe(COMMAND)}</code></p>{elsewhere()}{not_paying()}"
+
+
+def elsewhere() -> str:
+    """What GPUs were measured to do with whole models; nothing where none was."""
+    return "".join(_elsewhere(found) for found in measured_gpus() if found.rows)
+
+
+def _elsewhere(found: Measured) -> str:
+    said = f"Measured on {found.device}. {found.told} The targets stand in docs/gpu.md."
+    head = "".join(f'<th scope="col">{title}</th>' for title in HEAD_ELSEWHERE)
+    table = f"<thead><tr>{head}</tr></thead><tbody>{''.join(map(_decoded, found.rows))}</tbody>"
+    return (
+        f'<p>{safe(said)}</p><div class="scroll" tabindex="0"><table class="plain">{table}</table></div>'
+        f'<p class="muted">{safe(found.versions)}; the peak includes the weights.</p>'
+    )
+
+
+def _decoded(row: Decoded) -> str:
+    times = ABSENT if row.times is None else f"{row.times:.2f}"
+    return _cells(row.cache, (str(row.batch), f"{row.tokens_per_second:,.0f}", times, f"{row.peak_gb:.1f}"))
 
 
 def not_paying() -> str:
@@ -164,4 +186,9 @@ def _row(m: LaneMeasurement, whole: int | None, asked: list[Any]) -> str:
     share = percent(None if whole is None else m.cache_bytes / whole, 1)
     most = (f"{m.limits[what]:,}" for what in asked)
     cells = (m.path, f"{m.ms_per_token:.2f}", f"{m.cache_bytes / 1e6:,.2f}", share, peak, *most)
-    return f'<tr><th scope="row">{safe(m.label)}</th>' + "".join(f"<td>{safe(cell)}</td>" for cell in cells) + "</tr>"
+    return _cells(m.label, cells)
+
+
+def _cells(title: str, cells: tuple[str, ...]) -> str:
+    """A row of a table."""
+    return f'<tr><th scope="row">{safe(title)}</th>' + "".join(f"<td>{safe(cell)}</td>" for cell in cells) + "</tr>"

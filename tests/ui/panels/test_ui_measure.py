@@ -10,11 +10,13 @@ import torch
 from kvq_core.errors import ModelError
 from kvq_core.events import Loading
 from kvq_core.packed import Request, measure
+from kvq_core.packed.gpus import CHANGED, Decoded, Measured, measured_gpus
 from kvq_core.packed.lanes import Begins, SkippedLane, measure_spec
 from kvq_core.packed.slow import chips, slow_methods
 from kvq_core.spec import ComparisonSpec, Lane
 from kvq_core.store.store import open_store
 from tests.support.tiny_models import prompt_ids, tiny
+from ui.html.escape import safe
 from ui.panels import measure as panel
 from ui.service.services import Services
 
@@ -65,6 +67,33 @@ def test_nothing_is_said_of_speed_that_was_not_counted(monkeypatch, tmp_path):
     assert slow_methods(tmp_path / "none.json") == chips(tmp_path / "none.json") == []
     monkeypatch.setattr(panel, "slow_methods", list)
     assert "do not pay" not in panel.explanation(None)
+
+
+def test_without_a_gpu_what_was_measured_on_others_is_told_with_the_targets_that_were_missed():
+    """The figures are those of the file that ships."""
+    found = measured_gpus()
+    text = panel.explanation(None)
+    assert found and all(f"Measured on {device.device}" in text for device in found)
+    for device in found:
+        assert f"{device.held} are held, {device.open} open and {device.missed} missed" in text
+        assert safe(device.versions) in text and (CHANGED in text) >= device.changed
+        for row in device.rows:
+            assert f'<th scope="row">{row.cache}</th><td>{row.batch}</td><td>{row.tokens_per_second:,.0f}</td>' in text
+            assert f"<td>{row.peak_gb:.1f}</td></tr>" in text
+    assert "Measured on" not in panel.explanation("NVIDIA H100")  # it measures itself
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_what_is_told_of_another_gpu_is_escaped_and_says_whether_kernels_changed(changed, monkeypatch):
+    rows = (Decoded("<i>", 1, 1234.4, None, 20.04), Decoded("KIVI", 1, 2000.0, 1.625, 10.0))
+    device = Measured("<b>X1", "2.11", "3.6", "aaaa", changed, "M", 4096, 1, 2, 3, rows)
+    monkeypatch.setattr(panel, "measured_gpus", lambda: [device, device._replace(device="X2", rows=())])
+    text = panel.elsewhere()
+    assert "&lt;b&gt;X1" in text and "&lt;i&gt;</th><td>1</td><td>1,234</td><td>–</td><td>20.0</td>" in text
+    assert "<td>2,000</td><td>1.62</td><td>10.0</td>" in text and "4,096 tokens" in text and "X2" not in text
+    assert (CHANGED in text) is changed
+    monkeypatch.setattr(panel, "measured_gpus", list)
+    assert panel.elsewhere() == ""
 
 
 def button_of(device, services, monkeypatch):
