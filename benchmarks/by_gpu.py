@@ -40,6 +40,11 @@ HEAD_GENERATE = (
     "Cache | Batch | ms a token, quartiles | Tokens a second | Times fp16 (rounds) | Peak, GB | "
     "ms a token launched by Python, quartiles"
 )
+STALLS = {"waiting for a result of fixed latency": "wait", "for memory": "long_sb"}
+HEAD_PROFILE = (
+    "Cache | us | Registers | Warps a processor | Issue slots used, % | Of the memory's bandwidth, % | "
+    "Instructions of a turn | " + " | ".join(f"Samples of it {name}, %" for name in STALLS)
+)
 HEAD_VERDICTS = "Target | At least | Held | Open | Missed"
 
 
@@ -126,6 +131,33 @@ def _device(found: Results) -> Iterator[str]:
     yield from _decode(found)
     yield from _generate(found)
     yield from _quantize(found)
+    yield from _profiled(found)
+
+
+def _profiled(found: Results) -> Iterator[str]:
+    """What a profiler saw of a step on that device."""
+    file = found.file.with_name("profile.json")
+    seen = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if seen.get("device") != found.facts["device"]:
+        return
+    rows = []
+    for each in seen["profiles"]:
+        loop = each["main_loop"]
+        samples = {name: f"{100 * loop['samples'].get(key, 0):.0f}" for name, key in STALLS.items()}
+        rows.append(
+            [
+                NAMES[each["cache"]],
+                f"{each['us']:.0f}",
+                f"{each['registers']:.0f}",
+                f"{each['warps_a_processor']:.0f}",
+                f"{100 * each['issue_slots']:.0f}",
+                f"{each['dram_percent']:.0f}",
+                str(loop["instructions"]),
+                *samples.values(),
+            ]
+        )
+    yield f"A profile of the kernels {seen['kernels'][:8]} ({seen['step']}; {seen['with']}):"
+    yield table(HEAD_PROFILE, *rows)
 
 
 def _verdicts(found: Results) -> Iterator[str]:

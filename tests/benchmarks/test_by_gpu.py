@@ -137,3 +137,22 @@ def test_every_decode_step_and_verdict_that_is_stored_is_told():
         packed = sum(name.endswith("_bytes") and name != "fp16_bytes" for numbers in steps for name in numbers)
         assert sum(part.count("\n") - 1 for part in told if part.startswith(by_gpu.head())) == packed
         assert sum(by_gpu._counts(found).values()) == len(by_gpu.verdicts(found.facts["device"], found.cases))
+
+
+def test_a_profile_is_told_of_the_device_that_it_was_taken_on(write):
+    loop = {"instructions": 900, "samples": {"wait": 0.321, "math": 0.2}}
+    seen = {"cache": "kivi-2", "us": 93.1, "issue_slots": 0.49, "warps_a_processor": 8.0, "registers": 255.0}
+    profile = {
+        "device": "NVIDIA X1",
+        "kernels": "aaaabbbbccccdddd",
+        "with": "a profiler",
+        "step": "a step",
+        "profiles": [seen | {"dram_percent": 46.8, "main_loop": loop}],
+    }
+    folder = write()
+    (folder / "profile.json").write_text(json.dumps(profile))
+    told = by_gpu.gpu_part(folder)
+    assert "A profile of the kernels aaaabbbb (a step; a profiler):" in told
+    assert "| KIVI, 2 bits | 93 | 255 | 8 | 49 | 47 | 900 | 32 | 0 |" in told
+    (folder / "profile.json").write_text(json.dumps(profile | {"device": "NVIDIA X2"}))
+    assert "A profile" not in by_gpu.gpu_part(folder)
