@@ -74,7 +74,7 @@ class LaunchRecord:
     how: Launch
 
 
-_shared: dict[tuple[Any, ...], int] = {}  # bytes of shared memory that a program of a compiled form takes
+_fit: dict[tuple[Any, ...], int] = {}  # programs of a compiled form that a multiprocessor has room for
 _recorder: ContextVar[list[LaunchRecord] | None] = ContextVar("recorder", default=None)
 
 
@@ -132,15 +132,21 @@ def programs_at_once(
 ) -> int:
     """How many programs of a kernel the tensor's GPU runs at once: as many as registers and shared memory have room
     for. One more would begin when all others end."""
-    most = max(1, REGISTERS // (32 * how.warps * 8 * ceil(how.registers / 8)))
     if _recorder.get() is not None or not like.is_cuda:
-        return most * processors(like)
+        return _fitting(how, how.registers) * processors(like)
     key = kernel, how, like.device, tuple(sorted(constants.items())), tuple(_kind(x) for x in arguments.values())
-    if key not in _shared:
+    if key not in _fit:
         with torch.cuda.device_of(like):
-            _shared[key] = kernel.warmup(grid=(1,), **arguments, **constants, **how.options).metadata.shared
-    room = torch.cuda.get_device_properties(like.device).shared_memory_per_multiprocessor
-    return max(1, min(most, room // (_shared[key] + RESERVED))) * processors(like)
+            made = kernel.warmup(grid=(1,), **arguments, **constants, **how.options)
+            made._init_handles()  # as Triton's tutorials do: how many registers it takes is known from here on
+        room = torch.cuda.get_device_properties(like.device).shared_memory_per_multiprocessor
+        _fit[key] = max(1, min(_fitting(how, made.n_regs), room // (made.metadata.shared + RESERVED)))
+    return _fit[key] * processors(like)
+
+
+def _fitting(how: Launch, registers: int) -> int:
+    """Programs whose threads take so many registers that a multiprocessor has room for."""
+    return max(1, REGISTERS // (32 * how.warps * 8 * ceil(registers / 8)))
 
 
 def _kind(argument: Any) -> Any:

@@ -5,14 +5,16 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from kvq_kernels.attention import decode_attention
 from kvq_kernels.dispatch import KernelError, paths_taken
 from kvq_kernels.grouped import MODES, Grid, quantize_pack
-from kvq_kernels.launch import Launch, record_launches, run
+from kvq_kernels.launch import Launch, programs_at_once, record_launches, run
 from kvq_kernels.step import decode_step
 from kvq_kernels.store import Layout, Store
 
@@ -31,7 +33,7 @@ MOST_STACK = (192, 0)
 MOST_WORK = {
     "decode_blocks_kernel": (3, 6),
     "quantize_pack_kernel": (23, 35),
-    "quantize_columns_kernel": (23, 35),
+    "quantize_columns_kernel": (23, 37),
 }
 
 
@@ -183,6 +185,39 @@ def test_a_kernel_runs_on_the_gpu_that_its_tensors_are_on(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_of", Guard)
     run(Kernel(), (4,), Launch(16, warps=2), {"count": 1, **tensors}, {})
     assert on == [(tensors["x"], (4,), 2)] and guarded[-1] is None
+
+
+def test_as_many_programs_are_launched_as_run_at_once(monkeypatch):
+    """By the registers and the shared memory of what was compiled, which is asked once."""
+    made = []
+
+    class Made:
+        def __init__(self, registers, shared):
+            self.n_regs, self.metadata = registers, SimpleNamespace(shared=shared)
+
+        def _init_handles(self):
+            made.append(self)
+
+    class Kernel:
+        def __init__(self, registers, shared):
+            self.made = Made(registers, shared)
+
+        def warmup(self, grid, **given):
+            assert given == {"x": there, "count": 3, "C": 4, "num_warps": 1, "num_stages": 2, "maxnreg": 184}
+            return self.made
+
+    there = SimpleNamespace(is_cuda=True, device="a GPU")
+    room = SimpleNamespace(multi_processor_count=100, shared_memory_per_multiprocessor=228 << 10)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: room)
+    monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: nullcontext())
+    how, given = Launch(64, 1, registers=184), ({"x": there, "count": 3}, {"C": 4}, there)
+    kernel = Kernel(184, 11264)
+    assert [programs_at_once(kernel, how, *given) for _ in range(2)] == [1100, 1100] and len(made) == 1
+    assert programs_at_once(Kernel(161, 11264), how, *given) == 1200
+    assert programs_at_once(Kernel(100, 30 << 10), how, *given) == 700, "shared memory, and what goes with a program"
+    assert programs_at_once(Kernel(100, 300 << 10), how, *given) == 100
+    here = torch.zeros(1)
+    assert programs_at_once(kernel, how, {"x": here}, {}, here) == 11 * 2
 
 
 def test_asking_for_triton_where_it_cannot_run_is_an_error():
