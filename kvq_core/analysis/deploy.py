@@ -68,8 +68,23 @@ def of_rules(rules: Sequence[RuleRecord], layers: Sequence[LayerKind]) -> tuple[
         if isinstance(found, Refusal):
             refusals.append(found)
         else:
-            ways.append(Elsewhere(name, found))
+            ways.append(Elsewhere(name, found, *_notes(rules, name)))
     return ways, refusals
+
+
+def _notes(rules: Sequence[RuleRecord], engine: str) -> tuple[str | None, str | None]:
+    """What the formats of a lane's rules do otherwise in an engine, and the hardware they take there."""
+    own = [way for rule in rules for way in _elsewhere(rule) if way.tool == engine]
+    differs = dict.fromkeys(way.differs for way in own if way.differs)
+    needs = dict.fromkeys(way.needs for way in own if way.needs)
+    return " ".join(differs) or None, "; ".join(needs) or None
+
+
+def _elsewhere(rule: RuleRecord) -> tuple[Elsewhere, ...]:
+    try:
+        return make(rule.method, **rule.knobs).elsewhere()
+    except SpecError:  # as in ``_words``
+        return ()
 
 
 def _quantizes(rule: RuleRecord) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from kvq_core.analysis.deploy import Refusal, leaves_windows, whole_lane
 from kvq_core.errors import SpecError
 from kvq_core.methods import LayerKind, make
-from kvq_core.methods.deployments import NO_DEPLOYMENT, READ_IN, Elsewhere, with_center, with_rotation
+from kvq_core.methods.deployments import NO_DEPLOYMENT, READ_IN, Elsewhere, Home, with_center, with_rotation
 from kvq_core.record.fields import LaneRecord, RuleRecord
 from ui.html.escape import safe
 from ui.html.numbers import join_words
@@ -29,6 +29,7 @@ def take_away(lane: LaneRecord, layers: Sequence[LayerKind]) -> str:
         if found and lane.select is not None:
             items += _muted("This lane reads chosen keys alone; these read all of them.")
         ways = [way for _, way in found]
+    items += "".join(map(_muted, _prompts(lane, {way.tool for way in ways})))
     if not items:
         return _details("Take it away", _muted(NO_DEPLOYMENT))
     return _details(f"Take it away: {join_words(list(dict.fromkeys(way.tool for way in ways)))}", items)
@@ -42,6 +43,27 @@ def _way(title: str, way: Elsewhere) -> str:
     said: Iterable[str] = filter(None, (way.needs, way.differs and f"Not the same: {way.differs}"))
     read = f" <small>as of {safe(READ_IN[way.tool])}</small>" if way.tool in READ_IN else ""
     return f'<p><b>{safe(title)}</b>{read}</p><pre tabindex="0">{safe(way.how)}</pre>' + "".join(map(_muted, said))
+
+
+def _prompts(lane: LaneRecord, tools: set[str]) -> list[str]:
+    """How the engines that the lane's formats are known from read a prompt, where the lane read it otherwise."""
+    if lane.prefill != "full":
+        return []
+    homes = dict.fromkeys(home for rule in lane.every_rule if (home := _home(rule)) and home.engine in tools)
+    own = {"raw": "as it computed them", "stored": "as it stores them"}
+    return [
+        f"{home.engine} reads a prompt through its cache, {home.chunk:,} tokens at a time, and of those their own keys "
+        f"and values {own[home.own_chunk]}; this lane read its prompt in full precision; with prefill = "
+        "deployed it reads as that engine does."
+        for home in homes
+    ]
+
+
+def _home(rule: RuleRecord) -> Home | None:
+    try:
+        return make(rule.method, **rule.knobs).home
+    except SpecError:  # as in ``_ways``
+        return None
 
 
 def _refused(refusal: Refusal) -> str:

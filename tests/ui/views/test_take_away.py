@@ -61,3 +61,22 @@ def test_a_lane_that_leaves_windows_alone_is_no_engines_flags_but_vllms():
     assert "--kv-cache-dtype fp8 --kv-cache-dtype-skip-layers sliding_window<" in html
     html = take_away(lane(("q8_0", "both")), windowed)
     assert "llama.cpp cannot have this lane" in html and "some tensors or layers as they are" in html
+
+
+def test_a_lane_of_rules_keeps_what_its_formats_need_and_do_otherwise():
+    html = take_away(lane(("fp8", "both"), layers=list(range(1, 30))), FULL)
+    assert "Needs a GPU since Ada or Hopper." in html.split("SGLang cannot")[0]
+    html = take_away(lane(("q5_1", "keys"), ("q4_1", "values")), FULL)
+    assert "-ctk q5_1 -ctv q4_1" in html and html.count("Not the same: ") == 1
+
+
+def test_how_the_engine_reads_a_prompt_is_said_where_the_lane_read_it_otherwise():
+    record = lane(("q8_0", "keys"), ("q4_0", "values"))
+    html = take_away(record, FULL)
+    assert "llama.cpp reads a prompt through its cache, 512 tokens at a time" in html
+    assert "its prompt in full precision; with prefill = deployed it reads as that engine does." in html
+    for prefill in ("deployed", {"chunk": 512, "own_chunk": "stored", "fit": "prompt"}):
+        assert "through its cache" not in take_away(record.model_copy(update={"prefill": prefill}), FULL)
+    html = take_away(lane(("fp8", "both")), FULL)
+    assert html.count("through its cache") == 1 and "vLLM reads a prompt" in html
+    assert "through its cache" not in take_away(lane(("kivi", "both")), FULL)
