@@ -29,7 +29,8 @@ def take_away(lane: LaneRecord, layers: Sequence[LayerKind]) -> str:
         if found and lane.select is not None:
             items += _muted("This lane reads chosen keys alone; these read all of them.")
         ways = [way for _, way in found]
-    items += "".join(map(_muted, _prompts(lane, {way.tool for way in ways})))
+    # an engine whose own words tell of a prompt's own chunk has exceptions that its home does not know
+    items += "".join(map(_muted, _prompts(lane, {way.tool for way in ways if "own chunk" not in (way.differs or "")})))
     if not items:
         return _details("Take it away", _muted(NO_DEPLOYMENT))
     return _details(f"Take it away: {join_words(list(dict.fromkeys(way.tool for way in ways)))}", items)

@@ -80,3 +80,7 @@ def test_how_the_engine_reads_a_prompt_is_said_where_the_lane_read_it_otherwise(
     html = take_away(lane(("fp8", "both")), FULL)
     assert html.count("through its cache") == 1 and "vLLM reads a prompt" in html
     assert "through its cache" not in take_away(lane(("kivi", "both")), FULL)
+    html = take_away(lane(("exl3", "both")), FULL)
+    assert "own chunk as computed" in html and "through its cache" not in html, (
+        "it has exceptions, and says them itself"
+    )
