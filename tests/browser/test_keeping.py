@@ -1,12 +1,15 @@
 """Nothing is lost: the form's own changes are told, kept and in the link; views are places; runs have names."""
 
 import json
+from collections.abc import Iterator
+from threading import Event
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from tests.browser.conftest import visits
 from tests.browser.pages import VIEWS, open_view, run, unfold
+from ui.panels.history import remember
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 
@@ -88,19 +91,34 @@ def test_back_and_forward_walk_views_with_their_selection(quick, open_page):
 RUNS = "JSON.stringify([...document.querySelectorAll('#runs a')].map(a => a.innerText))"
 
 
-def test_two_tabs_keep_one_list_of_runs(quick, open_page):
-    first = open_page(f"{quick}/?preset=first-look")
-    second = first.context.new_page()
-    second.goto(f"{quick}/?preset=first-look")
-    for page, words in ((first, "In the first tab"), (second, "In the second tab")):
-        page.wait_for_selector("#lane-row-3")
-        unfold(page)
-        page.locator("#prompt textarea").fill(words)
-        run(page)
-        page.wait_for_function("words => document.querySelector('#runs a')?.innerText == words", arg=words)
-    both = json.dumps(["In the second tab", "In the first tab"], separators=(",", ":"))
-    for page in (first, second):
-        page.wait_for_function(f"both => {RUNS} === both", arg=both)
+@pytest.fixture
+def two_tabs(quick, browser) -> Iterator[tuple]:
+    with visits(browser, reads_console=False) as visit:  # one is loaded again while figures may be under way
+        first = visit(f"{quick}/?preset=first-look")
+        second = first.context.new_page()
+        second.goto(f"{quick}/?preset=first-look")
+        yield first, second
+
+
+def asks(page, words: str) -> None:
+    page.wait_for_selector("#lane-row-3")
+    unfold(page)
+    page.locator("#prompt textarea").fill(words)
+    run(page)
+
+
+def lists(page, *words: str) -> None:
+    page.wait_for_function(f"both => {RUNS} === both", arg=json.dumps(words, separators=(",", ":")))
+
+
+def test_two_tabs_keep_one_list_of_runs(two_tabs):
+    first, second = two_tabs
+    asks(first, "In the first tab")
+    for page in two_tabs:
+        lists(page, "In the first tab")
+    asks(second, "In the second tab")
+    for page in two_tabs:
+        lists(page, "In the second tab", "In the first tab")
     assert first.locator("#history-find").is_visible()
     first.locator(".naming summary").nth(1).click()
     first.locator("[data-run-name]").nth(1).fill("Baseline")
@@ -108,11 +126,32 @@ def test_two_tabs_keep_one_list_of_runs(quick, open_page):
     second.wait_for_function(f"{RUNS}.includes('Baseline')")
     second.locator(".naming summary").first.click()
     second.locator("[data-run-forget]").first.click()
-    for page in (first, second):
-        page.wait_for_function(f"{RUNS} === '[\"Baseline\"]'")
+    for page in two_tabs:
+        lists(page, "Baseline")
     second.close()
     first.reload()
-    first.wait_for_function(f"{RUNS} === '[\"Baseline\"]'")
+    lists(first, "Baseline")
+
+
+def test_a_run_that_another_tab_lists_while_this_one_keeps_its_own_is_not_lost(two_tabs, monkeypatch):
+    first, second = two_tabs
+    began, free = Event(), Event()
+
+    def slowly(kept, record, *args):
+        if record.question == "In the second tab":
+            began.set()
+            free.wait(60)
+        return remember(kept, record, *args)
+
+    monkeypatch.setattr("ui.layout.remember", slowly)
+    asks(second, "In the second tab")
+    assert began.wait(60)
+    asks(first, "In the first tab")
+    for page in two_tabs:
+        lists(page, "In the first tab")
+    free.set()
+    for page in two_tabs:
+        lists(page, "In the second tab", "In the first tab")
 
 
 def test_a_name_that_is_typed_goes_on_when_a_run_joins_the_list(quick, open_page, engine):

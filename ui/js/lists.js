@@ -1,20 +1,30 @@
   // Each tab holds the whole of a list that the browser keeps: what changes in one is told to the others, which would
-  // write over it else. told: hands on what another tab did.
+  // write over it else. told: hands on what another tab did. So may two answers of the server that are under way at once,
+  // one of them to what another tab did: what goes without having been forgotten is put back where it was.
   const listOfTabs = (name, told) => {
     const channel = new BroadcastChannel(`kvq-${name}`);
     let known = new Map(); // id -> entry, as text
+    const forgotten = new Set();
     channel.onmessage = ({ data }) => {
+      for (const id of data.gone) forgotten.add(id);
       const put = data.put.filter((entry) => known.get(entry.id) !== JSON.stringify(entry));
       const gone = data.gone.filter((id) => known.has(id));
       if (put.length + gone.length) told({ put, gone });
     };
-    return (entries) => {
+    const changed = (entries, most) => {
       const now = new Map((entries ?? []).map((entry) => [entry.id, JSON.stringify(entry)]));
-      const put = (entries ?? []).filter(({ id }) => known.get(id) !== now.get(id));
-      const gone = [...known.keys()].filter((id) => !now.has(id));
-      known = now;
-      if (put.length + gone.length) channel.postMessage({ put, gone });
+      for (const id of now.keys()) forgotten.delete(id);
+      const put = [...now.keys()].filter((id) => known.get(id) !== now.get(id));
+      const gone = [...known.keys()].filter((id) => forgotten.has(id));
+      const stay = [...known.keys()].filter((id) => !forgotten.has(id));
+      const isWhole = stay.every((id) => now.has(id));
+      const ids = isWhole ? [...now.keys()] : [...new Set([...now.keys()].filter((id) => !known.has(id)).concat(stay))].slice(0, most);
+      known = new Map(ids.map((id) => [id, now.get(id) ?? known.get(id)]));
+      const read = (some) => some.map((id) => JSON.parse(now.get(id) ?? known.get(id)));
+      if (ids.some((id) => !now.has(id))) told({ whole: read(ids) });
+      if (put.length + gone.length) channel.postMessage({ put: read(put), gone });
     };
+    return { changed, forget: (id) => forgotten.add(id) };
   };
   const tells = (box) => (told) => write(box, JSON.stringify({ ...told, at: performance.now() }));
   const toldRun = tells("#history-told");

@@ -114,7 +114,10 @@
     if (event.target.closest?.("[data-form-run]")) document.getElementById("run").click();
     if (event.target.closest?.("[data-form-back]")) write("#form-back", String(performance.now()));
     const forget = event.target.closest?.("[data-run-forget]")?.dataset.runForget;
-    if (forget) toldRun({ run: forget });
+    if (forget) {
+      lists.runs.forget(forget);
+      toldRun({ run: forget });
+    }
     if (event.target.closest?.("[data-show]")) show(event.target.closest("[data-figure]").dataset.figure);
     const tab = event.target.closest?.("[data-view]");
     if (tab) {

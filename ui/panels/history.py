@@ -16,7 +16,7 @@ from kvq_core.store.sharing import listed_runs as on_list
 from kvq_core.store.store import Store
 from ui.html.escape import safe, shorten
 from ui.html.numbers import plural
-from ui.service.lists import tell_tabs, together
+from ui.service.lists import tell_tabs, told_by_tab
 from ui.service.services import SWIFT, Services
 
 KEPT = 100
@@ -73,7 +73,7 @@ def wire_history(panel: History) -> None:
         return [kept, gr.update(visible=len(kept) > 1 or bool(find)), history_html(kept, find)]
 
     panel.told.change(change, [panel.told, panel.kept, panel.find], [panel.kept, *panel.outputs], **SWIFT)
-    panel.kept.change(None, panel.kept, None, js=tell_tabs("runs"), **SWIFT)
+    panel.kept.change(None, panel.kept, None, js=tell_tabs("runs", KEPT), **SWIFT)
 
 
 def create_shared(services: Services) -> None:
@@ -129,8 +129,8 @@ def changed(kept: Any, raw: str) -> list[dict[str, str]]:
     entries = entries_of(kept)
     try:
         told = json.loads(raw)
-        if "put" in told:
-            return together(entries, entries_of(told["put"]), set(told.get("gone", ())), KEPT)
+        if "run" not in told:
+            return told_by_tab(entries, told, entries_of, KEPT)
         run, name = told["run"], told.get("name")
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
         return entries

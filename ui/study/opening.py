@@ -19,7 +19,7 @@ from kvq_core.studies.study import stored_study
 from ui.html.escape import safe
 from ui.html.numbers import plural
 from ui.service.access import key_in
-from ui.service.lists import together
+from ui.service.lists import told_by_tab
 from ui.service.services import Services
 
 KEPT = 20  # studies of a browser's list
@@ -115,8 +115,7 @@ def taken_over(mine: Any, raw: str) -> list[dict[str, str]]:
     """A browser's list with what another of its tabs did, as js/lists.js tells it: anybody's text."""
     entries = mine_of(mine)
     try:
-        told = json.loads(raw)
-        return together(entries, mine_of(told["put"]), set(told.get("gone", ())), KEPT)
+        return told_by_tab(entries, json.loads(raw), mine_of, KEPT)
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
         return entries
 

@@ -13,7 +13,7 @@ from ui.service.services import SWIFT
 from ui.study.cell import OPENING, CellPanel, create_cell
 from ui.study.form import FormPanel, create_form, wire_form
 from ui.study.going import Studies
-from ui.study.opening import mine_html, taken_over
+from ui.study.opening import KEPT, mine_html, taken_over
 from ui.study.results import ResultPanel, create_result
 from ui.study.watching import STUDY
 
@@ -109,4 +109,4 @@ def wire_tabs(mine: gr.BrowserState, listing: gr.HTML, told: gr.Textbox) -> None
         return [kept, mine_html(kept)]
 
     told.change(take_over, [told, mine], [mine, listing], **SWIFT)
-    mine.change(None, mine, None, js=tell_tabs("studies"), **SWIFT)
+    mine.change(None, mine, None, js=tell_tabs("studies", KEPT), **SWIFT)

@@ -46,7 +46,14 @@ def test_what_another_tab_did_is_taken_over() -> None:
     named = kept[1] | {"name": "The first"}
     told = json.dumps({"put": [other, named, {"id": "../x"}, 5], "gone": [kept[0]["id"], "unknown"]})
     assert changed(kept, told) == changed(changed(kept, told), told) == [other, named]
-    for raw in ('{"put": 5}', '{"put": {}, "gone": []}', '{"put": [], "gone": [{}]}', '{"put": [], "gone": 5}'):
+    assert changed(kept, json.dumps({"whole": [named, *kept, 5]})) == [named, *kept]
+    for raw in (
+        '{"put": 5}',
+        '{"whole": 5, "put": 5}',
+        '{"put": {}, "gone": []}',
+        '{"put": [], "gone": [{}]}',
+        '{"put": [], "gone": 5}',
+    ):
         assert changed(kept, raw) == kept
     many = made(*(f"Run {n}" for n in range(KEPT)))
     assert len(changed(many, told)) == KEPT and changed(many, told)[0] == other
