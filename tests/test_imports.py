@@ -64,7 +64,7 @@ _TABLE = """
     ui.export: analysis errors pipeline record spec store ui.figures ui.html ui.words
     ui.service: analysis errors events inspection limits links logs machine packed pipeline record settings spec store
         training ui.html
-    ui.form: decision errors links methods models presets record settings spec training ui.html ui.service
+    ui.form: decision errors links methods models pipeline presets record settings spec training ui.html ui.service
     ui.server: errors events logs models packed pipeline settings spec store ui.export ui.html ui.service
     ui.views: analysis errors methods record spec ui.figures ui.form ui.html ui.selection ui.service ui.words
     ui.panels: analysis claims errors events inspection links logs methods models packed pipeline presets record
@@ -89,7 +89,7 @@ OPEN_TO_THE_PAGE = {
     "decision": {"pasted", "plans", "scores", "verify"},
     "inspection": {"fits", "look", "report", "rules"},
     "packed": {"gpus", "lanes", "slow"},
-    "pipeline": {"added", "compare", "estimate", "examples", "looked", "roundtrip", "timings", "why"},
+    "pipeline": {"added", "compare", "estimate", "examples", "looked", "roundtrip", "solved", "timings", "why"},
     "studies": set(
         "cells estimate example executors intervals kept pairs prompts result rows sources spec study tasks".split()
     ),

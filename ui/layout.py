@@ -12,7 +12,7 @@ from ui.decide.place import DecidePlace, create_decide
 from ui.figures.base import canvas
 from ui.form.draft_panel import VISIT_JS, create_draft, restore_form, wire_draft
 from ui.form.filling import NEXT_FOR_A_LINK, form_of, form_outputs, from_preset, linked_form, looked_at, open_page
-from ui.form.lanes_panel import Lanes, create_lanes, wire_flags
+from ui.form.lanes_panel import Lanes, create_lanes, wire_bundle, wire_flags
 from ui.form.setup_panel import Setup, create_setup, wire_presets
 from ui.form.waiting import filled
 from ui.html.along import along_html
@@ -111,6 +111,7 @@ def build_ui(services: Services) -> gr.Blocks:
         place_home(page, services)
         wire_presets(page.setup, from_preset, form_outputs(page.setup, page.lanes))
         wire_flags(page.lanes, page.setup["model"], page.setup.rest)
+        wire_bundle(page.lanes, page.setup.fields, page.setup.rest)
         wire_draft(page.draft, page.setup, page.lanes)
         wire_look(page.look, page.setup, page.lanes, page.launch.estimate, services)
         wire_training(page.trainer, page.setup, page.lanes, services)

@@ -5,16 +5,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from kvq_core.errors import MethodError
-from kvq_core.methods import Method, ModelShape, Window
-from kvq_core.methods.sizes import sizes
+from kvq_core.methods import Window
 from kvq_core.sizing.fit import Cache
 from kvq_core.sizing.formats import FormatBits
-from kvq_core.sizing.layers import LayerKind, Shape
+from kvq_core.sizing.layers import Shape
 from kvq_core.spec import TENSORS, Lane, Tensor
 from kvq_core.spec.plan import Assignment
-
-MEASURED = 1024  # tokens of the random tensors whose bits are taken
+from kvq_core.spec.size import encoded_bits, saved_bytes
 
 
 class CacheBytes(NamedTuple):
@@ -47,19 +44,11 @@ class Cost:
     def _tensors(self, context: int) -> int:
         whole = sum(2.0 * layer.elements * layer.tokens(context) for layer in self.shape.layers)
         states = sum(self.shape.dtype_bytes * (layer.conv + layer.recurrent) for layer in self.shape.layers)
-        saved = sum(self._saved(part, self.shape.layers[at], context) for part in self.plan for at in part.layers)
+        layers = ((part, self.shape.layers[at]) for part in self.plan for at in part.layers)
+        saved = sum(
+            saved_bytes(part, layer, (tokens := layer.tokens(context)), part.packed(tokens)) for part, layer in layers
+        )
         return math.ceil(whole + states - saved)
-
-    def _saved(self, part: Assignment, layer: LayerKind, context: int) -> float:
-        """Bytes that a layer takes less than in fp16; what is kept beside other tokens is added."""
-        dim = _channels(layer, part.tensor)
-        if not dim:
-            return 0.0
-        at, tokens = TENSORS.index(part.tensor), layer.tokens(context)
-        bits, packed = _bits(part.method, dim)[at], part.packed(tokens)
-        once = part.method.fixed_bytes(ModelShape(1, layer.kv_heads, layer.kv_heads, dim, max(tokens, 1)))[at]
-        per_element = -bits if part.beside else 16 - bits
-        return layer.kv_heads * dim * packed * per_element / 8 - once
 
     @cached_property
     def _format(self) -> FormatBits | None:
@@ -83,7 +72,7 @@ class Cost:
             window = parts[tensor].window if tensor in parts else None
             windows.append((0, 0, 1, False) if window is None else _window(window))
         for dim in {dim for layer in self.shape.layers for dim in (layer.key_dim, layer.value_dim) if dim}:
-            own = [_bits(parts[t].method, dim)[at] if t in parts else 16.0 for at, t in enumerate(TENSORS)]
+            own = [encoded_bits(parts[t], dim)[at] if t in parts else 16.0 for at, t in enumerate(TENSORS)]
             bits[dim] = (own[0], own[1])
         first = next(iter(parts.values())).method
         engines = {self.engine: first.cache_types.get(self.engine, "")} if self.engine else {}
@@ -93,15 +82,3 @@ class Cost:
 
 def _window(window: Window) -> tuple[int, int, int, bool]:
     return window.sink, window.recent, window.step or 1, window.whole_prompt
-
-
-def _channels(layer: LayerKind, tensor: Tensor) -> int:
-    return layer.key_dim if tensor == "keys" else layer.value_dim
-
-
-def _bits(method: Method, dim: int) -> tuple[float, float]:
-    """Of an encoded element of keys and of values; 16 where the method cannot store such heads."""
-    try:
-        return sizes(method, MEASURED, dim).encoded
-    except MethodError:
-        return 16.0, 16.0

@@ -18,11 +18,12 @@ def add_comparison(parser: argparse.ArgumentParser, preset: str) -> None:
 
 def comparison(arguments: argparse.Namespace) -> "ComparisonSpec":
     """The comparison that was asked for. Raises SpecError where there is none."""
+    from kvq_core.pipeline.solved import cache_at
     from kvq_core.presets import preset
     from kvq_core.spec import read_spec, with_bundle
 
-    spec = preset(arguments.preset).spec if arguments.preset is not None else read_spec(arguments.spec)
-    return spec if arguments.bundle is None else with_bundle(spec, arguments.bundle)
+    spec = preset(arguments.preset).spec if arguments.preset is not None else read_spec(arguments.spec, cache_at)
+    return spec if arguments.bundle is None else with_bundle(spec, arguments.bundle, cache_at)
 
 
 def losses(arguments: argparse.Namespace) -> tuple[float, ...]:

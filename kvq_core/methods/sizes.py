@@ -1,9 +1,10 @@
 """What a method stores of random tensors: bits that do not depend on a model's numbers, but on its shape and length."""
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
+from torch import Tensor
 
 from kvq_core.methods.base import Method, Prompt
 from kvq_core.methods.shape import ModelShape
@@ -25,17 +26,23 @@ class Sizes:
         return sum(self.whole) / 2
 
 
+@lru_cache(4)
+def _random(tokens: int, head_dim: int, kv_heads: int) -> tuple[Tensor, ...]:
+    """Keys, values, queries."""
+    g = torch.Generator().manual_seed(head_dim)
+    heads = (kv_heads, kv_heads, kv_heads * GROUPS)
+    return tuple(torch.randn(1, count, tokens, head_dim, generator=g) for count in heads)
+
+
 @cache
-def sizes(method: Method, tokens: int, head_dim: int) -> Sizes:
-    """Of a layer of two KV heads after ``tokens`` tokens, all of them a prompt.
+def sizes(method: Method, tokens: int, head_dim: int, kv_heads: int = KV_HEADS) -> Sizes:
+    """Of a layer after ``tokens`` tokens, all of them a prompt.
 
     Raises MethodError as ``fit`` does. A method whose widths follow from the tensors (QAQ) has those of random ones.
     """
-    g = torch.Generator().manual_seed(head_dim)
-    heads = (KV_HEADS, KV_HEADS, KV_HEADS * GROUPS)
-    keys, values, queries = (torch.randn(1, count, tokens, head_dim, generator=g) for count in heads)
+    keys, values, queries = _random(tokens, head_dim, kv_heads)
     fitted = method.fit(Prompt(keys, values, queries, rotated=keys))
-    fixed = method.fixed_bytes(ModelShape(1, KV_HEADS * GROUPS, KV_HEADS, head_dim, max(tokens, 8192)))
+    fixed = method.fixed_bytes(ModelShape(1, kv_heads * GROUPS, kv_heads, head_dim, max(tokens, 8192)))
     encoded, whole = [], []
     for codec, window, x, once in zip((fitted.key, fitted.value), method.windows(), (keys, values), fixed, strict=True):
         count = window.packed(tokens)
@@ -44,8 +51,11 @@ def sizes(method: Method, tokens: int, head_dim: int) -> Sizes:
             whole.append(16.0)
             continue
         first = window.sink
-        bits = codec.bits(codec.encode_prompt(x[:, :, first : first + count], first)).float().mean().item()
+        block = codec.encode_prompt(x[:, :, first : first + count], first)
+        # bits of a codec may hold what is stored once, spread over this prompt's tokens
+        stored = 8 * sum(block.nbytes.values()) / (kv_heads * count * head_dim)
+        bits = stored if once else codec.bits(block).float().mean().item()
         encoded.append(bits)
-        every = KV_HEADS * tokens * head_dim
+        every = kv_heads * tokens * head_dim
         whole.append((bits * count + 16 * (tokens - count)) / tokens + 8 * once / every)
     return Sizes((encoded[0], encoded[1]), (whole[0], whole[1]))

@@ -12,8 +12,18 @@ from kvq_core.spec.lane import LANE_OPTIONS, Lane
 from kvq_core.spec.layers import layer_words
 from kvq_core.spec.plan import Assignment
 from kvq_core.spec.prefill import Chunks, in_words
-from kvq_core.spec.read import bundle_of, parse_lane, parse_rule, parse_spec, read_data, read_spec, with_bundle
+from kvq_core.spec.read import (
+    bundle_of,
+    parse_lane,
+    parse_placed,
+    parse_rule,
+    parse_spec,
+    read_data,
+    read_spec,
+    with_bundle,
+)
 from kvq_core.spec.rule import TENSORS, Centering, Rotation, Rule, Tensor
+from kvq_core.spec.size import CacheAt
 
 __all__ = [
     "BUNDLES",
@@ -22,6 +32,7 @@ __all__ = [
     "MAX_LANES",
     "TENSORS",
     "Assignment",
+    "CacheAt",
     "Capture",
     "Centering",
     "Chunks",
@@ -40,6 +51,7 @@ __all__ = [
     "in_words",
     "layer_words",
     "parse_lane",
+    "parse_placed",
     "parse_rule",
     "parse_spec",
     "read_data",

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvq_core.errors import SpecError, did_you_mean, excerpt
 from kvq_core.spec.equal import LaneData, equal_bytes, equal_loss
+from kvq_core.spec.size import CacheAt
 
 
 @dataclass(frozen=True)
@@ -58,16 +59,19 @@ class Number:
 
 @dataclass(frozen=True)
 class Bundle:
-    """``options``: what is given beside its name; the first may stand behind a colon."""
+    """``options``: what is given beside its name; the first may stand behind a colon. ``solved``: its lanes depend on
+    where a cache ends up, which they are given as ``at``."""
 
     title: str
     question: str
     lanes: Callable[..., list[LaneData]]
     options: dict[str, Choice | Number]
+    solved: bool = False
 
 
-def bundle_lanes(given: Any) -> list[LaneData]:
-    """The lanes of a bundle given by its name, or as an object of ``name`` and its options.
+def bundle_lanes(given: Any, where: Callable[[], CacheAt] | None = None) -> list[LaneData]:
+    """The lanes of a bundle given by its name, or as an object of ``name`` and its options. ``where``: the caches that
+    they are for; asked where the lanes depend on it.
 
     Raises SpecError for a bundle, an option or a value that is not there.
     """
@@ -86,7 +90,8 @@ def bundle_lanes(given: Any) -> list[LaneData]:
         if (read := known[key].read(value)) is None:
             raise SpecError(f"bundle {name}: {key} = {excerpt(value)} is not allowed; allowed: {known[key].allowed}.")
         options[key] = read
-    return BUNDLES[name].lanes(**options)
+    placed = {"at": where()} if where and BUNDLES[name].solved else {}
+    return BUNDLES[name].lanes(**options, **placed)
 
 
 OF_A_LANE = ("prefill", "sink_tokens", "recent_tokens")
@@ -260,7 +265,14 @@ BUNDLES: dict[str, Bundle] = {
         "Equal bytes",
         "Which method is best at one budget of bits an element?",
         equal_bytes,
-        {"bits": Number(1.0, 16.0, 4.5), "tokens": Number(64, 131072, 1024), "head_dim": Number(16, 512, 64)},
+        {
+            "bits": Number(1.0, 16.0, 4.5),
+            "tokens": Number(64, 131072, 1024),
+            "layers": Number(1, 256, 30),
+            "kv_heads": Number(1, 128, 3),
+            "head_dim": Number(16, 512, 64),
+        },
+        solved=True,
     ),
     "equal-loss": Bundle(
         "Equal loss",

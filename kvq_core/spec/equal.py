@@ -1,23 +1,71 @@
-"""Bundles whose lanes meet one budget: every family of methods at all its widths, and of each the width that fits."""
+"""Lanes that meet one budget: every family of methods at all its widths, and of each the knobs that meet it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvq_core.errors import KvqError
-from kvq_core.methods import make
-from kvq_core.methods.sizes import sizes
+from kvq_core.methods import ModelShape, make
+from kvq_core.methods.svdq.method import NAMED
+from kvq_core.spec.lane import Lane
+from kvq_core.spec.size import CacheAt, bits_of
 
 LaneData = dict[str, Any]
 
-NEAR = 0.02  # of the budget, by which a lane may be above it and is within it all the same
+NEAR = 0.02  # of the budget, by which a lane may miss it and meets it all the same
 PAIRS = ((8, 8), (8, 4), (4, 4), (4, 2), (3, 3), (2, 2))
-LATENT = ((4.0, 8), (4.0, 4), (3.0, 4), (2.5, 4), (2.0, 4), (2.5, 2), (1.25, 2))  # of SVDq
+LATENT = (("3", 8), ("3", 4), ("2.25", 4), ("2", 4), ("1.75", 4), ("2", 2), ("1.25", 2))  # SVDq's schedules, and values
+LLAMA_CPP = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+# where neither a model nor a prompt is known: the model that comes along, and a page or two
+USUAL = CacheAt(ModelShape(30, 9, 3, 64, 8192), 1024, 1087)
+FROM_DATA = ("qaq",)  # widths follow from the prompt's tensors, here from random ones: some percent more, or fewer
+WORDS = {
+    "group_size": "groups {}",
+    "residual_length": "residual {}",
+    "sink_tokens": "sinks {}",
+    "recent_tokens": "recent {}",
+    "rank": "rank {}",
+    "outlier_fraction": "outliers {:.1%}",
+    "boundary_layers": "boundary {}",
+    "target_bits": "target {:g}",
+}
+
+
+class Knobs(NamedTuple):
+    """Values of knobs that are tried beside the defaults, the least unlike these first."""
+
+    values: dict[str, tuple[float, ...]]
+
+    def tried(self) -> Iterator[dict[str, float]]:
+        """All together, those that change the fewest knobs first."""
+        every = [
+            dict(zip(self.values, each, strict=True)) for each in product(*((None, *v) for v in self.values.values()))
+        ]
+        changed = [{name: value for name, value in each.items() if value is not None} for each in every]
+        yield from sorted(changed, key=len)
+
+
+WINDOWS = Knobs({"group_size": (64, 128, 16), "residual_length": (64, 128)})
+SOLVED = {
+    "TurboQuant": Knobs({"boundary_layers": (1, 0, 3, 4)}),
+    "KIVI": WINDOWS,
+    "SQuat": WINDOWS,
+    "InnerQ": Knobs({"sink_tokens": (16, 0), "recent_tokens": (64, 32, 0, 128), "group_size": (64,)}),
+    "Per token": WINDOWS,
+    "KVarN": Knobs({"sink_tokens": (64, 32, 0)}),
+    "GEAR": Knobs({"rank": (3, 2, 1, 6, 8, 12, 16), "outlier_fraction": (0.01, 0.005, 0, 0.05, 0.1)}),
+}
 
 
 def _widths(method: str, **more: Any) -> list[LaneData]:
     return [{"method": method, "knobs": {"key_bits": key, "value_bits": value, **more}} for key, value in PAIRS]
+
+
+def _latent(schedule: str, value_bits: int) -> LaneData:
+    # one that is chosen from the prompt keeps as many latent channels as it likes, each of them a row of the basis
+    return {"method": "svdq", "knobs": {"schedule": list(NAMED[schedule]), "value_bits": value_bits}}
 
 
 @cache
@@ -25,7 +73,7 @@ def families() -> dict[str, list[LaneData]]:
     """Every family at the widths that are compared, most bits first."""
     exl = [(key, value) for key, value in product(range(8, 1, -1), repeat=2) if 0 <= key - value <= 2]
     return {
-        "llama.cpp": [{"method": name} for name in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")],
+        "llama.cpp": [{"method": name} for name in LLAMA_CPP],
         "vLLM": [
             {"method": name}
             for name in ("int8_per_token_head", "fp8_per_token_head", "fp8", "nvfp4", "int4_per_token_head")
@@ -41,37 +89,88 @@ def families() -> dict[str, list[LaneData]]:
         "KVarN": [{"method": "kvarn", "knobs": {"key_bits": k, "value_bits": v}} for k, v in ((4, 4), (4, 2), (2, 2))],
         "GEAR": [{"method": "gear", "knobs": {"bits": bits}} for bits in (4, 2)],
         "QAQ": [{"method": "qaq", "knobs": {"target_bits": bits}} for bits in (8.0, 6.0, 4.0, 3.0, 2.5, 2.0, 1.5)],
-        "SVDq": [{"method": "svdq", "knobs": {"target_bits": key, "value_bits": value}} for key, value in LATENT],
+        "SVDq": [_latent(*each) for each in LATENT],
     }
 
 
-def equal_bytes(bits: float = 4.5, tokens: int = 1024, head_dim: int = 64) -> list[LaneData]:
-    """Of each family the lane with the most bits within the budget, or the nearest one, whose label says that it is
-    beyond it; ``bits`` an element of the whole cache, full-precision windows included, of so many ``tokens``."""
-    found = []
-    for family in families():
-        known = _sized(family, tokens, head_dim)
-        if not known:
-            continue
-        within = [one for one in known if one[0] <= bits * (1 + NEAR)]
-        size, lane = max(within, key=lambda one: one[0]) if within else min(known, key=lambda one: one[0])
-        short = make(lane["method"], **lane.get("knobs", {})).short()
-        beyond = "" if within else f", cannot reach {bits:g}"
-        found.append({**lane, "label": f"{short} · {size:.2f} bits{beyond}"})
-    return found
+def between(family: str) -> Iterator[LaneData]:
+    """What a family can be beside its plain widths: keys and values in two types, widths in steps, knobs that decide
+    what stays in full precision; what is least unlike the defaults first."""
+    if family == "llama.cpp":
+        for key, value in product(LLAMA_CPP, repeat=2):
+            if key != value:
+                rules = [{"method": key, "tensors": "keys"}, {"method": value, "tensors": "values"}]
+                yield {"label": f"{key}/{value}", "rules": rules}
+    if family == "QAQ":
+        yield from ({"method": "qaq", "knobs": {"target_bits": n / 8}} for n in range(64, 7, -1))
+    if family == "SVDq":
+        yield from (_latent(name, value_bits) for value_bits, name in product((8, 4, 2), NAMED))
+    if family in SOLVED:
+        tried = (knobs for knobs in SOLVED[family].tried() if knobs)
+        for knobs, lane in product(tried, families()[family]):
+            yield {**lane, "knobs": {**lane["knobs"], **knobs}}
+
+
+def equal_bytes(
+    bits: float = 4.5,
+    tokens: int | None = None,
+    layers: int | None = None,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    at: CacheAt = USUAL,
+) -> list[LaneData]:
+    """Of each family a lane that meets the budget: ``bits`` an element of the whole cache ``at`` that place,
+    full-precision windows and layers included. A plain width where one does, else the fewest knobs changed; where none
+    does the nearest one, whose label says so. What is given, is instead of what is known of the place."""
+    if layers or kv_heads or head_dim:
+        own, heads = at.shape, kv_heads or at.shape.kv_heads
+        shape = ModelShape(layers or own.layers, heads, heads, head_dim or own.head_dim, own.context)
+        at = replace(at, shape=shape)
+    if tokens is not None:
+        at = replace(at, prompt=tokens, tokens=tokens + at.tokens - at.prompt)
+    return list(filter(None, (_solved(family, bits, at) for family in families())))
 
 
 @cache
-def _sized(family: str, tokens: int, head_dim: int) -> list[tuple[float, LaneData]]:
-    """A family's lanes with their bits; those that cannot run are left out."""
-    found = []
+def _solved(family: str, budget: float, at: CacheAt) -> LaneData | None:
+    known: list[tuple[float, LaneData]] = []
     for lane in families()[family]:
-        try:
-            size = sizes(make(lane["method"], **lane.get("knobs", {})), tokens, head_dim).mean
-        except KvqError:
-            continue
-        found.append((size, lane))
-    return found
+        known += _sized(lane, at)
+    met = [one for one in known if abs(one[0] - budget) <= NEAR * budget]
+    if not met:
+        for lane in between(family):
+            found = _sized(lane, at)
+            known += found
+            if met := [one for one in found if abs(one[0] - budget) <= NEAR * budget]:
+                break
+    if not known:
+        return None
+    if met:
+        lane = min(met, key=lambda one: abs(one[0] - budget))[1]
+        about = f", about {budget:g}" if lane.get("method") in FROM_DATA else ""
+        return {**lane, "label": _words(lane) + about}
+    below = [one for one in known if one[0] < budget]
+    size, lane = max(below, key=lambda one: one[0]) if below else min(known, key=lambda one: one[0])
+    says = "below" if below and len(below) < len(known) else "cannot reach"
+    return {**lane, "label": f"{_words(lane)}, {says} {budget:g}"}
+
+
+def _sized(lane: LaneData, at: CacheAt) -> list[tuple[float, LaneData]]:
+    """A lane with its bits; nothing where it cannot run."""
+    try:
+        built = Lane.model_validate({"label": "-", **lane})
+        return [] if built.why_not(at.shape) else [(bits_of(built, at), lane)]
+    except KvqError:
+        return []
+
+
+def _words(lane: LaneData) -> str:
+    """The method, its width, and the knobs that were solved."""
+    if "rules" in lane:
+        return str(lane["label"])
+    knobs = lane.get("knobs", {})
+    short = make(lane["method"], **knobs).short()
+    return ", ".join([short, *(words.format(knobs[name]) for name, words in WORDS.items() if name in knobs)])
 
 
 def equal_loss() -> Iterator[LaneData]:

@@ -11,6 +11,7 @@ from kvq_core.decision.pasted import pasted
 from kvq_core.errors import KvqError
 from kvq_core.methods import methods
 from kvq_core.models import layers_of
+from kvq_core.pipeline.solved import cache_at
 from kvq_core.spec import BUNDLES, MAX_LANES, ComparisonSpec, with_bundle
 from ui.form.controls import places
 from ui.form.editor import KNOB, RULES, apply_edits, complaint, editor
@@ -28,6 +29,7 @@ from ui.form.lanes import (
 )
 from ui.form.rules import add_rule, move_rule_up, remove_rule, rules_of
 from ui.form.selecting import SELECT
+from ui.form.values import FIELDS, to_comparison
 from ui.form.waiting import fills
 from ui.service.services import LANES
 
@@ -45,6 +47,7 @@ class Lanes:
     below: gr.HTML
     add: gr.Button
     flags: gr.Textbox
+    bundle: gr.Dropdown
     sent: gr.Textbox
     heard: gr.HTML
 
@@ -83,11 +86,10 @@ def create_lanes() -> Lanes:
         )
         sent = gr.Textbox(visible="hidden", elem_id="lanes-sent", show_label=False)
         heard = gr.HTML("", visible="hidden", elem_id="lanes-heard")
-    panel = Lanes(gr.State([]), gr.State(place_editor(None)), rows, said, form, below, add, flags, sent, heard)
+    panel = Lanes(gr.State([]), gr.State(place_editor(None)), rows, said, form, below, add, flags, bundle, sent, heard)
     both = [panel.lanes, panel.open]
     sent.change(hear, [sent, *both], [*panel.outputs, panel.heard], **LANES)
     add.click(insert_lane, panel.lanes, panel.outputs, **LANES)
-    fills(bundle.input, take_bundle, [bundle, panel.lanes], [*panel.outputs, bundle])
     return panel
 
 
@@ -95,6 +97,11 @@ def wire_flags(panel: Lanes, model: gr.components.Component, rest: gr.State) -> 
     """Flags that are pasted, or typed and entered, are a lane more, on the form's model."""
     inputs, outputs = [panel.flags, panel.lanes, panel.open, model, rest], [*panel.outputs, panel.flags]
     panel.flags.submit(take_flags, inputs, outputs, **LANES)  # js/editor.js enters what is pasted
+
+
+def wire_bundle(panel: Lanes, fields: list[gr.components.Component], rest: gr.State) -> None:
+    """A bundle that is picked brings its lanes, for the form's model and prompt."""
+    fills(panel.bundle.input, take_bundle, [panel.bundle, panel.lanes, rest, *fields], [*panel.outputs, panel.bundle])
 
 
 def take_flags(
@@ -118,12 +125,16 @@ def bundle_choices() -> list[tuple[str, str]]:
     return found
 
 
-def take_bundle(words: Any, lanes: list[LaneForm]) -> list[Any]:
-    """A bundle's lanes in place of the form's, and its picker free for the next one; anybody's text."""
+def take_bundle(words: Any, lanes: list[LaneForm], rest: dict[str, Any], *values: Any) -> list[Any]:
+    """A bundle's lanes in place of the form's, solved for its model and prompt where lanes depend on these, and its
+    picker free for the next one; anybody's text."""
     if words is None:
         return [gr.skip()] * 8
     try:
-        taken = from_spec(with_bundle(ComparisonSpec(prompt="-"), str(words)).lanes)
+        told = dict(zip(FIELDS, values, strict=True))
+        asks = bool(str(told["prompt"] or "").strip() or told["conversation"])
+        spec = to_comparison(told, [], rest) if asks else ComparisonSpec(prompt="-")
+        taken = from_spec(with_bundle(spec, str(words), cache_at if asks else None).lanes)
     except KvqError as error:
         return [*redraw_lanes(lanes, None, str(error)), None]
     return [*redraw_lanes(taken, None), None]
