@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from kvq_core.errors import SpecError, did_you_mean, excerpt
-from kvq_core.spec.equal import LaneData, equal_bytes, equal_loss
+from kvq_core.spec.equal import LLAMA_CPP, LaneData, equal_bytes, equal_loss
 from kvq_core.spec.size import CacheAt
 
 
@@ -139,8 +139,7 @@ def _baselines() -> list[LaneData]:
 
 
 def _llama_cpp() -> list[LaneData]:
-    types = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-    return [lane(name, f"llama.cpp {name}", prefill="deployed") for name in types]
+    return [lane(name, f"llama.cpp {name}", prefill="deployed") for name in LLAMA_CPP]
 
 
 def _vllm() -> list[LaneData]:
@@ -215,9 +214,10 @@ def _names(*every: str) -> dict[str, LaneData | None]:
 
 # formats of keys and of values, by the family's name; None: not quantized
 FAMILIES: dict[str, dict[str, LaneData | None]] = {
-    "llama.cpp": _names("q8_0", "q5_0", "q4_0"),
-    "vllm": _names("fp8", "int4_per_token_head", "nvfp4"),
-    "exllamav3": _widths("exl3", 8, 4, 3, 2),
+    "llama.cpp": _names(*LLAMA_CPP),
+    "vllm": _names("int8_per_token_head", "fp8_per_token_head", "fp8", "nvfp4", "int4_per_token_head")
+    | {"fp8_e5m2": {"method": "fp8", "knobs": {"format": "e5m2"}}},
+    "exllamav3": _widths("exl3", *range(8, 1, -1)),
     "KIVI": _widths("kivi", 8, 4, 3, 2),
 }
 

@@ -35,7 +35,11 @@ def test_a_bundle_is_gone_once_it_is_read() -> None:
 
 def test_a_grid_has_every_key_format_with_every_value_format() -> None:
     spec = spec_of({"name": "grid", "family": "llama.cpp"})
-    assert len(spec.lanes) == 15
+    assert len(spec.lanes) == 7 * 7 - 1
+    widths = {lane.label for lane in spec_of({"name": "grid", "family": "exllamav3"}).lanes}
+    assert {"K 7 V 6", "K fp16 V 5"} <= widths and len(widths) == 8 * 8 - 1
+    dtypes = {rule.method for lane in spec_of({"name": "grid", "family": "vllm"}).lanes for rule in lane.every_rule}
+    assert dtypes == {"fp8", "nvfp4", *(f"{name}_per_token_head" for name in ("int8", "int4", "fp8"))}
     both = next(lane for lane in spec.lanes if lane.label == "K q8_0 V q4_0")
     assert [(rule.tensors, rule.method) for rule in both.every_rule] == [("keys", "q8_0"), ("values", "q4_0")]
     keys = next(lane for lane in spec.lanes if lane.label == "K q8_0 V fp16")
