@@ -175,5 +175,5 @@ def _kept(method: Method) -> str:
 
 
 def _prompt(method: Method) -> str:
-    home = method.home
+    home = method.own_home
     return "" if home is None else f"{home.engine}: chunks of {home.chunk:,}, the own one {home.own_chunk}"

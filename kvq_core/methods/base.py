@@ -161,6 +161,11 @@ class Method(BaseModel):
             cls.elsewhere = Method.elsewhere  # type: ignore[method-assign]
 
     @property
+    def own_home(self) -> Home | None:
+        """``home`` with these knobs: an engine may read a prompt in another way where one is set."""
+        return self.home
+
+    @property
     def lane_title(self) -> str:
         """What a lane of it is called: the title, unless a knob makes it another thing."""
         return self.title

@@ -144,7 +144,7 @@ def _llama_cpp() -> list[LaneData]:
 
 def _vllm() -> list[LaneData]:
     presets = ("k8v4", "4bit_nc", "k3v4_nc", "3bit_nc")
-    names = ("int8_per_token_head", "int4_per_token_head", "fp8_per_token_head", "nvfp4")
+    names = ("int8_per_token_head", "int4_per_token_head", "fp8_per_token_head", "nvfp4", "ultraquant_4bit")
     return [
         lane("fp8", "vLLM fp8", prefill="deployed"),
         lane("fp8", "vLLM fp8_e5m2", format="e5m2", prefill="deployed"),
@@ -159,6 +159,7 @@ def _sglang() -> list[LaneData]:
     return [
         lane("fp8", "SGLang fp8_e4m3", quantize_query=False, prefill=own),
         lane("fp8", "SGLang fp8_e5m2", format="e5m2", prefill=own),
+        lane("nvfp4", "SGLang nvfp4", prefill=own),
         lane("mxfp4", "SGLang fp4_mx_block16", prefill=own),
     ]
 
@@ -177,7 +178,7 @@ def _exllama() -> list[LaneData]:
 
 
 def _deploy() -> list[LaneData]:
-    return [*_llama_cpp(), *_vllm(), *_sglang(), *_transformers(), *_exllama()]
+    return [*_llama_cpp(), *_vllm(), *_sglang(), *_transformers(), *_exllama()]  # as many as go in one batch
 
 
 def _eight_bit() -> list[LaneData]:

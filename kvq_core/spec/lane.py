@@ -140,7 +140,7 @@ class Lane(Storing, _Labelled):
         if isinstance(self.prefill, Chunks):
             return self.prefill
         built = ((rule.build(), rule) for rule in self.every_rule)
-        homes = {method.home: rule for method, rule in built if method.quantizes and not method.anywhere}
+        homes = {method.own_home: rule for method, rule in built if method.quantizes and not method.anywhere}
         if len(homes) > 1:
             (one, a), (other, b) = list(homes.items())[:2]
             raise SpecError(
@@ -281,7 +281,7 @@ class Lane(Storing, _Labelled):
 
 
 def _engine(home: Home | None) -> str:
-    return "no engine" if home is None else home.engine
+    return "no engine" if home is None else f"{home.engine}, its own chunk {home.own_chunk},"
 
 
 # what a lane says beside its method and its knobs

@@ -62,7 +62,7 @@ def _prompts(lane: LaneRecord, tools: set[str]) -> list[str]:
 
 def _home(rule: RuleRecord) -> Home | None:
     try:
-        return make(rule.method, **rule.knobs).home
+        return make(rule.method, **rule.knobs).own_home
     except SpecError:  # as in ``_ways``
         return None
 

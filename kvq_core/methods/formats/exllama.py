@@ -85,6 +85,11 @@ class Exl3(WidthMethod, Format):
     )
 
     @property
+    def own_home(self) -> Home | None:
+        # a compander takes the path that attends to what it has just computed
+        return Home("ExLlamaV3", 2048, "raw") if self.compander else self.home
+
+    @property
     def not_rotated(self) -> str | None:
         return "it rotates what it stores itself"
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvq_core.methods import Codec, Method, ModelShape, Prompt, make
 from kvq_core.methods.per_token import PerToken
+from kvq_core.spec import Lane
 from tests.core.methods.test_formats_llama import stored
 
 H32 = np.array([[(-1) ** (i & j).bit_count() for j in range(32)] for i in range(32)]) / math.sqrt(32)
@@ -107,6 +108,8 @@ def test_keys_and_values_have_their_own_widths() -> None:
     assert [own.bits(own.encode(x, 0)).item() for own in codecs(method)] == [6.5, 5.5]
     assert method.elsewhere()[0].how == "-cq 6,5" and method.short() == "exl3 K6 V5"
     assert method.for_tensor("keys") == make("exl3", bits=6)
+    bent = Lane(method="exl3", knobs={"compander": 0.65}, prefill="deployed")
+    assert (bent.chunks.own_chunk, Lane(method="exl3", prefill="deployed").chunks.own_chunk) == ("raw", "stored")
     assert make("exl3", compander=0.65).elsewhere()[0].how == "-cq 4,4 -cca 0.65"
     assert "no multiple of 32" in (method.why_not(ModelShape(2, 4, 2, 80, 100)) or "")
 
