@@ -176,7 +176,9 @@ def float32(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_we_store_is_what_llama_cpp_stores(
     tmp_path: Path, float32: Path, smollm: LoadedModel, monkeypatch: pytest.MonkeyPatch, name: str, rotate: bool
 ) -> None:
-    """Of the first two layers: deeper, a code that rounding noise put elsewhere has moved what comes after it."""
+    """Of the first two layers: deeper, a code that rounding noise put elsewhere has moved what comes after it. Lanes
+    round to fp16 what enters a cache, llama.cpp only then quantizes: of 8-bit codes that moves one in a hundred by one.
+    """
     monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", str(int(not rotate)))
     ids = smollm.encode("The mill stood on a causeway and worked with the tide, twice a day. " * 4)
     with LlamaCpp(float32, Types(name, name), 128, threads=1, saves=tmp_path) as engine:
@@ -195,14 +197,29 @@ def test_what_we_store_is_what_llama_cpp_stores(
         ours = (held @ sylvester).swapaxes(1, 2).reshape(2, len(ids), -1, 32)
         own = theirs[part.kind == "value"][:2].reshape(ours.shape)
         step = np.abs(own).max(-1, keepdims=True) / 127
-        assert (np.abs(ours - own) < 2 * step).mean() > 0.995
+        off = np.abs(ours - own) / step  # in codes of 8 bits
+        assert (off < 2).mean() > 0.995
+        assert name != "q8_0" or (off < 0.5).mean() > 0.975
+
+
+@pytest.mark.parametrize("model", ["smollm2-135m-instruct-q4_1", "gguf:1d9614638d18024d"])
+def test_rotation_is_worth_as_much_here_as_in_llama_cpp(model: str) -> None:
+    """Of the figures that are kept: where it is off over where it is on. 4-bit keys of the bundled model lose three
+    times as much without, those of the second one less."""
+    kept = json.loads((against.HERE / "llama_cpp.json").read_text(encoding="utf-8"))
+    on, off = kept[model]["pairs"], kept[f"{model}, no rotation"]["pairs"]
+    worth = {who: {pair: off[pair][who] / on[pair][who] for pair in on} for who in ("ours", "llama_cpp")}
+    assert set(on) == set(off) == {str(types) for types in against.pairs(against.FORMATS)}
+    for pair, theirs in worth["llama_cpp"].items():
+        assert 0.65 < worth["ours"][pair] / theirs < 1.5, pair
+    assert worth["ours"]["q4_0/q4_0"] == pytest.approx(worth["llama_cpp"]["q4_0/q4_0"], rel=0.25)
 
 
 SAMPLE = [("bundled", True, [Types("q8_0", "q8_0"), Types("q4_0", "q4_0")], 100, 1, 32)]
 OF_SAMPLE = 0.5, 1.8  # on so few positions
 MORE = 12  # texts, of a pair that six put outside its bounds
 ALL = against.pairs(against.FORMATS), against.PROMPT, len(against.TEXTS), against.SCORED
-CAMPAIGN = [("bundled", True, *ALL), ("bundled", False, *ALL), ("second", True, *ALL)]
+CAMPAIGN = [(of, rotate, *ALL) for of in ("bundled", "second") for rotate in (True, False)]
 
 
 @pytest.mark.long("engine", sample=0)
