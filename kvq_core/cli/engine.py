@@ -1,8 +1,10 @@
 """``python -m kvq_core engine``: a GGUF file under the real llama.cpp's own cache types."""
 
 import argparse
+import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,17 @@ EXAMPLES = (
     "  python -m kvq_core engine --gguf model.gguf --types q4_0 --prompts prompt.txt --new-tokens 32 --json\n"
     "  python -m kvq_core engine --log perplexity-q4_0.txt --log perplexity-q8_0.txt"
 )
-COLUMNS = ("cache K/V", "mean KLD", "p99", "same top", "told from the floor", "bytes/token", "tokens/s", "source")
+COLUMNS = (
+    "cache K/V",
+    "mean KLD",
+    "p99",
+    "same top",
+    "flips",
+    "told from the floor",
+    "bytes/token",
+    "tokens/s",
+    "source",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) -> None:
@@ -118,6 +130,7 @@ def table(measured: list["Measured"], logs: list["LoggedRun"]) -> str:
                 f"{numbers['kld_mean']:.3g}",
                 f"{numbers['kld_p99']:.3g}",
                 f"{numbers['same_top']:.1%}",
+                f"{numbers['flips']}",
                 told,
                 f"{one.bytes_a_token:,}",
                 speed,
@@ -127,8 +140,24 @@ def table(measured: list["Measured"], logs: list["LoggedRun"]) -> str:
     for log in logs:
         same = "-" if log.same_top is None else f"{log.same_top:.1%}"
         p99 = "-" if log.kld_p99 is None else f"{log.kld_p99:.3g}"
-        rows.append((log.name, f"{log.kld_mean:.3g}", p99, same, "", "-", "-", "llama-perplexity"))
-    return "\n".join([*columns(rows), *_below(measured)])
+        rows.append((log.name, f"{log.kld_mean:.3g}", p99, same, "-", "", "-", "-", "llama-perplexity"))
+    return "\n".join([*columns(rows), *_below(measured), *_texts(measured)])
+
+
+def _texts(measured: list["Measured"]) -> Iterator[str]:
+    """What the engine answered of itself, and what it says otherwise under which types; simulations answer nothing."""
+    own = [one for one in measured if one.texts]
+    for at, text in enumerate(own[0].texts if own else []):
+        yield f"\nPrompt {at + 1}, {own[0].types}: {json.dumps(text, ensure_ascii=False)}"
+        for one in own[1:]:
+            other = one.texts[at]
+            same = len(os.path.commonprefix([text, other]))
+            said = (
+                "the same"
+                if other == text
+                else f"from character {same}: {json.dumps(other[same:], ensure_ascii=False)}"
+            )
+            yield f"  {one.types}: {said}"
 
 
 def _below(measured: list["Measured"]) -> list[str]:

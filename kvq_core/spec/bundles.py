@@ -195,7 +195,7 @@ def _eight_bit() -> list[LaneData]:
 
 
 WINDOWS = {"none": {"sink_tokens": 0, "recent_tokens": 0}, "4 + 128": {"sink_tokens": 4, "recent_tokens": 128}}
-WINDOWED = ("q4_0", "int4_per_token_head", "nvfp4", "per_token")
+WINDOWED = ("q4_0", "iq4_nl", "int4_per_token_head", "nvfp4", "mxfp4", "exl3", "per_token", "uniform")
 
 
 def _equal_windows() -> list[LaneData]:

@@ -13,9 +13,10 @@ from scipy.special import log_softmax, rel_entr
 from benchmarks import llama_cpp as against
 from benchmarks.llama_cpp_texts import measure as on_texts
 from benchmarks.llama_cpp_texts import ratio, spread
+from kvq_core.cli.engine import table
 from kvq_core.cli.main import main
 from kvq_core.errors import SpecError
-from kvq_core.external.engine_runs import read_prompts
+from kvq_core.external.engine_runs import Measured, read_prompts
 from kvq_core.external.llama_cpp import BLOCK_BYTES, LlamaCpp, Top, Types
 from kvq_core.external.perplexity_log import read_log
 from kvq_core.models import LoadedModel, load
@@ -118,6 +119,29 @@ def test_what_cannot_be_run_is_said_in_one_line(
     assert main(["engine", *arguments]) == 2
     told = capsys.readouterr()
     assert said in told.err and not told.out and len(told.err.strip().splitlines()) == 1
+
+
+def test_the_table_tells_flips_and_where_a_text_parts_from_the_references() -> None:
+    def measured(types: str, text: str, same: list[bool]) -> Measured:
+        kld = np.linspace(0, 0.1, len(same))
+        return Measured(Types.of(types), 512, 100, kld, np.array(same), [text] if text else [])
+
+    told = table(
+        [
+            measured("f32/f32", "The tide turns.", [True] * 4),
+            measured("f16/f16", "The tide turns.", [True] * 4),
+            measured("q4_0/q4_0", 'The tide "rises".', [True, False, True, False]),
+            measured("q4_0/f16", "", [True, True, True, False]),
+        ],
+        [],
+    ).splitlines()
+    at = told[0].index("flips")
+    assert [row[at : at + 5].strip() for row in told[1:6] if row.strip("- ")][:4] == ["0", "0", "2", "1"]
+    assert told[-3:] == [
+        'Prompt 1, f32/f32: "The tide turns."',
+        "  f16/f16: the same",
+        r'  q4_0/q4_0: from character 9: "\"rises\"."',
+    ]
 
 
 @pytest.mark.slow
