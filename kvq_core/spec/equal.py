@@ -147,12 +147,12 @@ def _solved(family: str, budget: float, at: CacheAt) -> LaneData | None:
         return None
     if met:
         lane = min(met, key=lambda one: abs(one[0] - budget))[1]
-        about = f", about {budget:g}" if lane.get("method") in FROM_DATA else ""
-        return {**lane, "label": _words(lane) + about}
+        about = f"about {budget:g}: " if lane.get("method") in FROM_DATA else ""
+        return {**lane, "label": about + _words(lane)}
     below = [one for one in known if one[0] < budget]
     size, lane = max(below, key=lambda one: one[0]) if below else min(known, key=lambda one: one[0])
     says = "below" if below and len(below) < len(known) else "cannot reach"
-    return {**lane, "label": f"{_words(lane)}, {says} {budget:g}"}
+    return {**lane, "label": f"{says} {budget:g}: {_words(lane)}"}
 
 
 def _sized(lane: LaneData, at: CacheAt) -> list[tuple[float, LaneData]]:
