@@ -37,11 +37,11 @@ def check(spec: ComparisonSpec, budget: float) -> None:
         memory = stored[lane.label]
         assert memory is not None and memory.tokens == at.tokens
         bits = (memory.key_bits + memory.value_bits) / 2
-        loose = 0.12 if any(rule.method in FROM_DATA for rule in lane.every_rule) else 0.006
+        loose = 0.12 if any(rule.method in FROM_DATA for rule in lane.every_rule) else 0.01
         assert bits == pytest.approx(bits_of(lane, at), rel=loose), lane.label
         words = [each for each in ("cannot reach", "below", "about") if lane.label.startswith(f"{each} {budget:g}: ")]
         if words == ["below"]:
-            assert bits < budget * (1 - NEAR) + 0.01, lane.label
+            assert bits < budget * (1 - NEAR) + 0.03, lane.label
         elif words == ["cannot reach"]:
             assert abs(bits - budget) > NEAR * budget, lane.label
         else:
