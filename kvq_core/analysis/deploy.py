@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from kvq_core.errors import SpecError
 from kvq_core.methods import LayerKind, make
 from kvq_core.methods.deployments import Elsewhere
+from kvq_core.methods.first_releases import first_release, latest
 from kvq_core.record.fields import LaneRecord, RuleRecord
 from kvq_core.spec import TENSORS, Tensor
 
@@ -68,7 +69,7 @@ def of_rules(rules: Sequence[RuleRecord], layers: Sequence[LayerKind]) -> tuple[
         if isinstance(found, Refusal):
             refusals.append(found)
         else:
-            ways.append(Elsewhere(name, found, *_notes(rules, name)))
+            ways.append(Elsewhere(name, found, *_notes(rules, name), _since(rules, name, found)))
     return ways, refusals
 
 
@@ -78,6 +79,14 @@ def _notes(rules: Sequence[RuleRecord], engine: str) -> tuple[str | None, str | 
     differs = dict.fromkeys(way.differs for way in own if way.differs)
     needs = dict.fromkeys(way.needs for way in own if way.needs)
     return " ".join(differs) or None, "; ".join(needs) or None
+
+
+def _since(rules: Sequence[RuleRecord], engine: str, command: str) -> str | None:
+    """The first release with all that a command of an engine asks for."""
+    asked = [way.since for rule in rules for way in _elsewhere(rule) if way.tool == engine]
+    if asked and (skip := ENGINES[engine].skip) and skip in command:
+        asked.append(first_release(engine, skip))
+    return latest(asked)
 
 
 def _elsewhere(rule: RuleRecord) -> tuple[Elsewhere, ...]:

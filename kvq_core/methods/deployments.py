@@ -5,16 +5,27 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from kvq_core.methods.first_releases import UNRELEASED, first_release
+
 
 @dataclass(frozen=True)
 class Elsewhere:
     """``how``: code or flags to copy; ``differs``: what is not as in this lane, None where it is the same; ``needs``:
-    the hardware it takes, where not all will do."""
+    what it takes, hardware first, where not all will do; ``since``: the first release of ``tool`` that has it,
+    UNRELEASED where none has, None where that is not known."""
 
     tool: str
     how: str
     differs: str | None = None
     needs: str | None = None
+    since: str | None = None
+
+    @property
+    def first(self) -> str:
+        """``since`` in words."""
+        if self.since is None:
+            return "first version not known"
+        return "in no release" if self.since == UNRELEASED else f"since {self.since}"
 
 
 @dataclass(frozen=True)
@@ -27,7 +38,7 @@ class Home:
     own_chunk: Literal["raw", "stored"]
 
 
-# the version of each engine whose source, or documentation, says what is said here; which was the first is not known
+# the version of each engine whose source, or documentation, says what is said here; first_releases has the first ones
 READ_IN = {
     "llama.cpp": "0c1e57098, 2026",
     "ik_llama.cpp": "8337e4cd3, 2026-08-15",
@@ -47,6 +58,7 @@ _CONFIG = {  # transformers' own of a QuantizedCache
 }
 Q4_KEYS = "--cache-type-k q4_0"
 UNROTATED = "LLAMA_ATTN_ROT_DISABLE=1 "  # before a command of llama.cpp
+HALF_MODEL = "The whole model is in half precision, not the cache alone."
 NO_DEPLOYMENT = "No deployment of this method exists yet."
 
 
@@ -67,6 +79,7 @@ def transformers_cache(bits: int, group_size: int, residual_length: int) -> tupl
             "One width for keys and values. The whole prompt is quantized at once; whenever residual_length newer "
             "tokens are held, all is quantized again, which changes older tokens by rounding alone. Models with full "
             "attention only.",
+            since=first_release("transformers", "QuantizedCache"),
         ),
     )
 
@@ -97,6 +110,7 @@ def llama_cpp(key_bits: int, value_bits: int) -> tuple[Elsewhere, ...]:
             flags,
             "Symmetric blocks of 32 with one fp16 scale and no zero-point; every token is quantized, there is no "
             "full-precision window; newer builds rotate quantized keys and values first.",
+            since=first_release("llama.cpp", types[key_bits]),
         ),
     )
 
@@ -107,8 +121,8 @@ def fp8_servers(bits: int) -> tuple[Elsewhere, ...]:
         return ()
     differs = "8-bit floating point instead of integers with a scale and zero-point a group; no full-precision window."
     return (
-        Elsewhere("vLLM", "--kv-cache-dtype fp8", differs),
-        Elsewhere("SGLang", "--kv-cache-dtype fp8_e5m2", differs),
+        Elsewhere("vLLM", "--kv-cache-dtype fp8", differs, since=first_release("vLLM", "fp8")),
+        Elsewhere("SGLang", "--kv-cache-dtype fp8_e5m2", differs, since=first_release("SGLang", "fp8_e5m2")),
     )
 
 

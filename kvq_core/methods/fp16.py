@@ -4,7 +4,8 @@ from typing import ClassVar
 
 from kvq_core.codecs.window import Window
 from kvq_core.methods.base import Fitted, Method, Prompt
-from kvq_core.methods.deployments import Elsewhere
+from kvq_core.methods.deployments import HALF_MODEL, Elsewhere
+from kvq_core.methods.first_releases import first_release
 
 
 class Fp16(Method):
@@ -33,8 +34,8 @@ class Fp16(Method):
             "model.generate(**inputs)"
         )
         return (
-            Elsewhere("transformers", code, "The whole model is in half precision, not the cache alone."),
-            Elsewhere("llama.cpp", "--cache-type-k f16 --cache-type-v f16"),
+            Elsewhere("transformers", code, HALF_MODEL, since=first_release("transformers", "dtype")),
+            Elsewhere("llama.cpp", "--cache-type-k f16 --cache-type-v f16", since=first_release("llama.cpp", "f16")),
         )
 
     @property

@@ -42,7 +42,7 @@ def _details(summary: str, inside: str) -> str:
 
 def _way(title: str, way: Elsewhere) -> str:
     said: Iterable[str] = filter(None, (way.needs, way.differs and f"Not the same: {way.differs}"))
-    read = f" <small>as of {safe(READ_IN[way.tool])}</small>" if way.tool in READ_IN else ""
+    read = f" <small>{safe(way.first)}, as of {safe(READ_IN[way.tool])}</small>" if way.tool in READ_IN else ""
     return f'<p><b>{safe(title)}</b>{read}</p><pre tabindex="0">{safe(way.how)}</pre>' + "".join(map(_muted, said))
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.methods.base import Fitted, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
+from kvq_core.methods.first_releases import first_release
 from kvq_core.methods.formats.ggml import tiles
 from kvq_core.methods.formats.planes import pack_planes, unpack_planes
 from kvq_core.methods.formats.tokenwise import Format, TokenCodec
@@ -108,7 +109,8 @@ class Exl3(WidthMethod, Format):
             said = "With a compander a prompt's own chunk is read as computed; it is lost under tensor parallelism."
         else:
             said = "Heads that are no power of two up to 512 read a prompt's own chunk as computed."
-        return (Elsewhere("ExLlamaV3", flags, said),)
+        needs = "Needs an NVIDIA GPU, with CUDA 12.4 or newer."  # its README
+        return (Elsewhere("ExLlamaV3", flags, said, needs, first_release("ExLlamaV3", "-cca" if bent else "-cq")),)
 
     @property
     def cache_types(self) -> dict[str, str]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from kvq_core.codecs.queries import QueryRounding, rounded_e4m3
 from kvq_core.methods.base import Fitted, ModelRef, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
+from kvq_core.methods.first_releases import first_release
 from kvq_core.methods.formats.float8 import CALIBRATED, VLLM, ScaledCodec, prompt_scale, to_float8
 from kvq_core.methods.formats.tokenwise import Format, TokenCodec
 
@@ -18,6 +19,7 @@ LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 HALFWAY = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 NVFP4_BLOCK = 16
 LEAST = 1e-10
+NEWER = "with CUDA 12.8 and PyTorch 2.8 or newer"  # SGLang 0.5.23, srt/mem_cache/kv_cache_dtype.py
 
 
 def e2m1(x: Tensor, ties: Literal["even", "up"]) -> Tensor:
@@ -152,13 +154,9 @@ class Nvfp4(Format):
             if self.four_over_six
             else ("Blackwell GPUs; others since Ampere read it without rounding queries, and not with head_dim 64.")
         )
-        ways = [Elsewhere("vLLM", f"vllm serve M --kv-cache-dtype {asked}", needs=needs)]
-        if not self.four_over_six:
-            own = "Layer scales come from the checkpoint, which has to hold ModelOpt's."
-            ways.append(
-                Elsewhere("TensorRT-LLM", "trtllm-serve M --kv_cache_dtype nvfp4", own, "Needs a Blackwell GPU.")
-            )
-        return tuple(ways)
+        first = first_release("vLLM", asked)
+        ways = (Elsewhere("vLLM", f"vllm serve M --kv-cache-dtype {asked}", needs=needs, since=first),)
+        return ways if self.four_over_six else (*ways, *_with_checkpoints())
 
     def summary(self) -> str:
         best = " · 4 or 6" if self.four_over_six else ""
@@ -194,11 +192,32 @@ class Mxfp4(Format):
     def elsewhere(self) -> tuple[Elsewhere, ...]:
         if self.block != 16:
             return ()
-        flags = "python -m sglang.launch_server --model-path M --kv-cache-dtype fp4_mx_block16"
-        return (Elsewhere("SGLang", flags),)
+        # 0.5.23, srt/arg_groups/kv_cache_hook.py: refused without CUDA, and with other backends
+        needs = (
+            f"Needs an NVIDIA GPU, {NEWER}, and --attention-backend triton, torch_native, flex_attention or trtllm_mha."
+        )
+        how = "python -m sglang.launch_server --model-path M --kv-cache-dtype fp4_mx_block16"
+        return (Elsewhere("SGLang", how, needs=needs, since=first_release("SGLang", "fp4_mx_block16")),)
 
     def summary(self) -> str:
         return f"e2m1 · blocks of {self.block} · power of two"
+
+
+def _with_checkpoints() -> tuple[Elsewhere, ...]:
+    """Servers that take NVFP4's layer scales from the checkpoint."""
+    # 0.5.23, srt/arg_groups/kv_cache_hook.py; how a prompt is read: pull request 36340
+    how = "python -m sglang.launch_server --model-path M --kv-cache-dtype nvfp4"
+    said = (
+        "Layer scales come from the checkpoint; SM100 takes six times those. On SM120 a prompt's earlier tokens are "
+        "read through e4m3."
+    )
+    needs = f"Needs a Blackwell GPU (SM100 or SM120), {NEWER}."
+    own = "Layer scales come from the checkpoint, which has to hold ModelOpt's."
+    flags, first = "trtllm-serve M --kv_cache_dtype nvfp4", first_release("TensorRT-LLM", "nvfp4")
+    return (
+        Elsewhere("SGLang", how, said, needs, first_release("SGLang", "nvfp4")),
+        Elsewhere("TensorRT-LLM", flags, own, "Needs a Blackwell GPU.", first),
+    )
 
 
 def whole_blocks(head_dim: int, block: int) -> str | None:

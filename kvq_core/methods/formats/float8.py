@@ -12,6 +12,7 @@ from kvq_core.codecs.codec import of_layer
 from kvq_core.codecs.queries import QueryRounding, rounded_e4m3, scaled_e4m3
 from kvq_core.methods.base import Fitted, ModelRef, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
+from kvq_core.methods.first_releases import first_release
 from kvq_core.methods.formats.tokenwise import Format, TokenCodec
 
 VLLM = Home("vLLM", 2048, "stored")
@@ -19,6 +20,10 @@ CALIBRATED = "its scales are calibrated on this prompt, which a server takes fro
 Kind = Literal["e4m3", "e5m2"]
 DTYPES: dict[Kind, torch.dtype] = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 LARGEST: dict[Kind, float] = {"e4m3": 448.0, "e5m2": 57344.0}
+SGLANG: dict[Kind, str] = {  # 0.5.23, srt/arg_groups/fields/model.py and srt/mem_cache/kv_cache_dtype.py
+    "e4m3": "With an NVIDIA GPU CUDA 11.8 or newer.",
+    "e5m2": "Needs a GPU, an NVIDIA one with CUDA 11.8 or newer.",
+}
 AGES: dict[Kind, str] = {"e4m3": "Needs a GPU since Ada or Hopper.", "e5m2": "Runs on Ampere GPUs as well."}
 
 
@@ -119,14 +124,17 @@ class Fp8(Format):
         scaled = "" if self.scale == "one" else "Scales come from the checkpoint, not from the prompt. "
         vllm = scaled + ("Queries stay." if self.query_rounding() is None and self.format == "e4m3" else "")
         raw = f"{scaled}A prompt's own chunk is read as computed by the Triton backend; queries stay there."
+        first = first_release("vLLM", asked)
         ways = [
-            Elsewhere("vLLM", f"vllm serve M --kv-cache-dtype {asked}", vllm.strip() or None, AGES[self.format]),
-            Elsewhere(
-                "SGLang", f"python -m sglang.launch_server --model-path M --kv-cache-dtype fp8_{self.format}", raw
-            ),
+            Elsewhere("vLLM", f"vllm serve M --kv-cache-dtype {asked}", vllm.strip() or None, AGES[self.format], first)
         ]
+        word = f"fp8_{self.format}"
+        how = f"python -m sglang.launch_server --model-path M --kv-cache-dtype {word}"
+        ways.append(Elsewhere("SGLang", how, raw, SGLANG[self.format], first_release("SGLang", word)))
         if self.format == "e4m3":
-            ways.append(Elsewhere("TensorRT-LLM", "trtllm-serve M --kv_cache_dtype fp8", scaled.strip() or None))
+            needs = "Needs an NVIDIA GPU since Ampere."  # its docs/source/features/quantization.md, hardware matrix
+            how, first = "trtllm-serve M --kv_cache_dtype fp8", first_release("TensorRT-LLM", "fp8")
+            ways.append(Elsewhere("TensorRT-LLM", how, scaled.strip() or None, needs, first))
         return tuple(ways)
 
     @property

@@ -6,7 +6,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from kvq_core.methods.base import Fitted, Prompt
-from kvq_core.methods.deployments import Elsewhere
+from kvq_core.methods.deployments import HALF_MODEL, Elsewhere
+from kvq_core.methods.first_releases import first_release
 from kvq_core.methods.formats.tokenwise import Format, TokenCodec
 
 
@@ -48,9 +49,14 @@ class Bf16(Format):
             "model.generate(**inputs)"
         )
         return (
-            Elsewhere("transformers", code, "The whole model is in half precision, not the cache alone."),
+            Elsewhere("transformers", code, HALF_MODEL, since=first_release("transformers", "dtype")),
             Elsewhere("llama.cpp", "llama-server -m M.gguf -fa on -ctk bf16 -ctv bf16"),
-            Elsewhere("vLLM", "vllm serve M --kv-cache-dtype bfloat16"),
+            Elsewhere(
+                "vLLM",
+                "vllm serve M --kv-cache-dtype bfloat16",
+                needs="Of NVIDIA's GPUs those since Ampere.",  # 0.33.0, v1/attention/backends/triton_attn.py
+                since=first_release("vLLM", "bfloat16"),
+            ),
         )
 
     @property

@@ -10,6 +10,7 @@ from kvq_core.codecs.hadamard import largest_block
 from kvq_core.codecs.queries import QueryRounding
 from kvq_core.methods.base import Fitted, ModelRef, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
+from kvq_core.methods.first_releases import first_release
 from kvq_core.methods.formats.ggml import OWN_ORDER, SignedBlocks, key_turn_of, order_hash, rounded_in, tiles, turn_of
 from kvq_core.methods.formats.tokenwise import OWN_ROTATION, Format, TokenCodec
 
@@ -90,7 +91,10 @@ class Q6_0(Format):
 
     def elsewhere(self) -> tuple[Elsewhere, ...]:
         turned = " -khad -vhad" if self.rotate else ""
-        return (Elsewhere("ik_llama.cpp", f"llama-server -m M.gguf -fa on -ctk q6_0 -ctv q6_0{turned}"),)
+        how = f"llama-server -m M.gguf -fa on -ctk q6_0 -ctv q6_0{turned}"
+        needs = "A CPU with AVX2 or NEON, or an NVIDIA GPU since Turing; no others are fully supported."  # its README
+        since = first_release("ik_llama.cpp", "-vhad" if self.rotate else "q6_0")
+        return (Elsewhere("ik_llama.cpp", how, needs=needs, since=since),)
 
     @property
     def cache_types(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.window import Window
 from kvq_core.methods.base import Fitted, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
+from kvq_core.methods.first_releases import UNRELEASED
 from kvq_core.methods.formats.variance_tiles import LOWEST, TileCodec
 from kvq_core.methods.widths import SINK, Bits, BitsMethod
 
@@ -92,7 +93,8 @@ class Kvarn(BitsMethod):
         if not shipped or self.sink_tokens != 128:
             return ()
         how = f"--dtype float16 --kv-cache-dtype kvarn_k{key}v{value}_g{self.tile} --block-size {self.tile}"
-        return (Elsewhere("vLLM", how, "A fork's, or of pull request 46812; not in 0.33. Heads of 128, 256 or 512."),)
+        said = "A fork's, or of pull request 46812; not in 0.33. Heads of 128, 256 or 512."
+        return (Elsewhere("vLLM", how, said, since=UNRELEASED),)
 
     def summary(self) -> str:
         floor = "no floor" if self.floor is None else f"floor {self.floor:g}"

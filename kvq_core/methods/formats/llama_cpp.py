@@ -10,6 +10,7 @@ from kvq_core.codecs.hadamard import largest_block
 from kvq_core.codecs.queries import QueryRounding
 from kvq_core.methods.base import Fitted, Method, ModelRef, ModelShape, Prompt
 from kvq_core.methods.deployments import UNROTATED, Elsewhere, Home
+from kvq_core.methods.first_releases import first_release
 from kvq_core.methods.formats.ggml import (
     OWN_ORDER,
     LevelBlocks,
@@ -91,7 +92,8 @@ class LlamaCppType(Format):
         said = "Builds before April 2026 (PR 21038) rotate nothing." if self.rotate else ""
         query = "A prompt's queries stay fp16 with CUDA." if self.quantize_query else "Queries are rounded to 8 bits."
         flags = f"{'' if self.rotate else UNROTATED}llama-server -m M.gguf -fa on -ctk {self.name} -ctv {self.name}"
-        return (Elsewhere("llama.cpp", flags, " ".join(filter(None, (said, query, *more)))),)
+        differs = " ".join(filter(None, (said, query, *more)))
+        return (Elsewhere("llama.cpp", flags, differs, since=first_release("llama.cpp", self.name)),)
 
     @property
     def cache_types(self) -> dict[str, str]:

@@ -11,6 +11,7 @@ from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.window import Window
 from kvq_core.methods.base import Fitted, Method, ModelRef, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
+from kvq_core.methods.first_releases import UNRELEASED
 from kvq_core.methods.formats.fitted_rotation import covariances, fitted_rotation
 from kvq_core.methods.formats.rotated_int2 import RotatedInt2
 from kvq_core.methods.widths import RECENT, SINK
@@ -183,7 +184,8 @@ class Oscar(Method):
             "(python -m kvq_core codebooks export), windows are 32 and 128 tokens unless it says otherwise. Heads of "
             "128."
         )
-        return (Elsewhere("SGLang", how, said),)
+        needs = "Needs an Ampere, Ada or Hopper GPU, as fa3 does."  # 0.5.23, layers/attention/attention_registry.py
+        return (Elsewhere("SGLang", how, said, needs, UNRELEASED),)
 
     def summary(self) -> str:
         clips = f"clip K {self.clip_key:g} V {self.clip_value:g}"

@@ -12,6 +12,7 @@ from kvq_core.codecs.hadamard import largest_block
 from kvq_core.codecs.queries import QueryRounding
 from kvq_core.methods.base import Fitted, ModelRef, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
+from kvq_core.methods.first_releases import first_release
 from kvq_core.methods.formats.float8 import LARGEST, VLLM, to_float8
 from kvq_core.methods.formats.tokenwise import Format, TokenCodec
 
@@ -100,6 +101,8 @@ class PerTokenHead(Format):
     """What the three have in common."""
 
     home: ClassVar[Home | None] = VLLM
+    # vLLM 0.33.0, v1/attention/backends/triton_attn.py: the one backend that has these, for every compute capability
+    hardware: ClassVar[str] = "Any GPU that vLLM's Triton attention runs on."
 
     def fit(self, prompt: Prompt) -> Fitted:
         return Fitted(self.codec(), self.codec())
@@ -113,7 +116,8 @@ class PerTokenHead(Format):
         return {"vLLM": self.name}
 
     def _served(self) -> tuple[Elsewhere, ...]:
-        return (Elsewhere("vLLM", f"vllm serve M --kv-cache-dtype {self.name}"),)
+        how = f"vllm serve M --kv-cache-dtype {self.name}"
+        return (Elsewhere("vLLM", how, needs=self.hardware, since=first_release("vLLM", self.name)),)
 
     def summary(self) -> str:
         return "a scale a token and KV head"
@@ -145,6 +149,7 @@ class Fp8PerTokenHead(PerTokenHead):
 
     name: ClassVar[str] = "fp8_per_token_head"
     title: ClassVar[str] = "vLLM fp8 per token head"
+    hardware: ClassVar[str] = "Of NVIDIA's GPUs those since Ada or Hopper."  # there, 8-bit floating point alone
 
     def codec(self) -> TokenCodec:
         return SymmetricHeads(floating=True)

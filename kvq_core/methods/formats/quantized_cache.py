@@ -19,6 +19,7 @@ from kvq_core.codecs.window import Window
 from kvq_core.errors import MethodError
 from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home, generate_cache, quantized_cache
+from kvq_core.methods.first_releases import first_release
 from kvq_core.methods.widths import RECENT
 
 WHOLE = 1 << 20  # no prompt is longer: transformers reads it in one call
@@ -128,7 +129,8 @@ class QuantizedCache(Method):
     def _offered(self, axis: int, bits: int) -> tuple[Elsewhere, ...]:
         """transformers' own cache with these settings."""
         how = quantized_cache(self.packages.values(), self.name, bits, axis, self.group_size, self.residual_length)
-        return (Elsewhere("transformers", how, "Scales are in the model's dtype. Models with full attention only."),)
+        said = "Scales are in the model's dtype. Models with full attention only."
+        return (Elsewhere("transformers", how, said, since=first_release("transformers", "QuantizedCache")),)
 
     def _called(self, axis: int, bits: int) -> dict[str, str]:
         """``cache_types`` with these settings."""

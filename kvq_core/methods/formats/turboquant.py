@@ -12,6 +12,7 @@ from torch import Tensor
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.methods.base import Fitted, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
+from kvq_core.methods.first_releases import first_release
 from kvq_core.methods.formats.float8 import Float8Codec
 from kvq_core.methods.formats.tokenwise import Format, TokenCodec, boundary
 
@@ -163,7 +164,14 @@ class TurboQuant(Format):
         if self.preset == "paper":
             return ()
         layers = None if self.boundary_layers == 2 else "vLLM keeps the first and last two layers."
-        return (Elsewhere("vLLM", f"vllm serve M --kv-cache-dtype turboquant_{self.preset}", layers),)
+        # 0.33.0: platforms/cuda.py and rocm.py list its backend, which asks for no compute capability;
+        # v1/attention/ops/triton_turboquant_store.py has keys by it
+        needs = "An NVIDIA or AMD GPU." + (
+            " Keys are e4b15 below compute capability 8.9 (Ada, Hopper)." if self.preset == "k8v4" else ""
+        )
+        word = f"turboquant_{self.preset}"
+        how = f"vllm serve M --kv-cache-dtype {word}"
+        return (Elsewhere("vLLM", how, layers, needs, first_release("vLLM", word)),)
 
     @property
     def cache_types(self) -> dict[str, str]:

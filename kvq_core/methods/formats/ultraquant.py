@@ -9,6 +9,7 @@ from torch import Tensor
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.methods.base import Fitted, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
+from kvq_core.methods.first_releases import first_release
 from kvq_core.methods.formats.float4 import LEAST, Mxfp4Codec, whole_blocks
 from kvq_core.methods.formats.tokenwise import Format, boundary
 
@@ -64,7 +65,8 @@ class UltraQuant(Format):
 
     def elsewhere(self) -> tuple[Elsewhere, ...]:
         differs = None if self.boundary_layers == 2 else "vLLM keeps the first and last two layers."
-        return (Elsewhere("vLLM", "vllm serve M --kv-cache-dtype ultraquant_4bit", differs, "Needs an AMD GPU."),)
+        how, since = f"vllm serve M --kv-cache-dtype {self.name}", first_release("vLLM", self.name)
+        return (Elsewhere("vLLM", how, differs, "Needs an AMD GPU.", since),)
 
     @property
     def cache_types(self) -> dict[str, str]:

@@ -68,6 +68,18 @@ def test_vllm_leaves_out_layers_and_no_other_engine_does() -> None:
     assert refusals == dict.fromkeys(("SGLang", "TensorRT-LLM"), (1, "all layers have one format there"))
 
 
+def first(*rules: dict[str, Any]) -> dict[str, str | None]:
+    ways, _ = whole_lane(lane_of(*rules), (FULL,) * 6)
+    return {way.tool: way.since for way in ways}
+
+
+def test_a_lane_is_there_from_the_release_on_that_has_all_it_asks_for() -> None:
+    assert first({"method": "fp8"})["vLLM"] == "0.4.3"
+    assert first({"method": "fp8", "layers": [1, 2, 3, 4]}) == {"vLLM": "0.19.0"}  # which leaves layers out
+    assert first(keys("fp16"), values("q8_0"))["llama.cpp"] == first({"method": "q8_0"})["llama.cpp"]
+    assert first(keys("q4_0"), values("bf16")) == {"llama.cpp": None}
+
+
 def test_layers_with_windows_are_stored_as_the_engine_stores_them() -> None:
     """Where a lane leaves them alone, vLLM is told so, and other engines do not have the lane."""
     some = (FULL, SLIDING, SLIDING)

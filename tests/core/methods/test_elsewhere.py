@@ -9,7 +9,8 @@ import torch
 from pydantic import ValidationError
 
 from kvq_core.methods import make, methods
-from kvq_core.methods.deployments import with_center
+from kvq_core.methods.deployments import READ_IN, with_center
+from kvq_core.methods.first_releases import UNRELEASED, latest
 from kvq_core.methods.kivi import Kivi
 from tests.support.quanto import compile_nothing
 from tests.support.tiny_models import prompt_ids, tiny
@@ -17,6 +18,18 @@ from tests.support.tiny_models import prompt_ids, tiny
 PROGRAMS = ("llama-server", "vllm serve", "python -m sglang.launch_server", "trtllm-serve")
 BACKENDS = {"optimum-quanto": "optimum", "hqq": "hqq"}  # as they are installed, and as they are imported
 WIDTHS = (1, 2, 3, 4, 8)
+FIRST_UNKNOWN = {("bf16", "llama.cpp")}  # no source was found that says it
+UNRELEASED_WAYS = {("kvarn", "vLLM"), ("oscar", "SGLang")}
+# what torch or ggml runs on will do, a CPU too; and what no source was found for
+ANY_HARDWARE = ("transformers", "llama.cpp")
+HARDWARE_UNKNOWN = {("kvarn", "vLLM")}
+KNOBS = {  # beside the defaults, what says something else of its engines
+    "fp8": [{"format": "e5m2"}],
+    "nvfp4": [{"four_over_six": True}],
+    "turboquant": [{"preset": preset} for preset in ("k8v4", "k3v4_nc", "3bit_nc")],
+    "exl3": [{"compander": 0.65}],
+    "q6_0": [{"rotate": True}],
+}
 
 
 def ways():
@@ -29,6 +42,13 @@ def ways():
             continue
         found |= {(way.tool, way.how): pytest.param(way, id=f"{name}-{bits}-{way.tool}") for way in told}
     return list(found.values())
+
+
+def deployed():
+    """(format, way) of all that engines ship, of the knobs that change what is said too, and of fp16."""
+    names = [name for name, cls in methods().items() if ".formats." in cls.__module__ or name == "fp16"]
+    made = [make(name, **knobs) for name in names for knobs in ({}, *KNOBS.get(name, ()))]
+    return [(method.name, way) for method in made for way in method.elsewhere()]
 
 
 def is_code(way):
@@ -119,3 +139,29 @@ def test_no_way_centres_keys_but_a_fork_of_llama_cpp():
 def test_the_fork_takes_4_bit_keys_alone(method):
     eight = make(method, **({"bits": 8} if method == "per_token" else {})).elsewhere()
     assert len(with_center(eight, "mean_after_rope")) == len(eight)
+
+
+def test_every_deployed_format_tells_its_first_release_or_is_known_not_to():
+    found = {(name, way.tool) for name, way in deployed()}
+    assert {key for key in found if key[1] not in READ_IN} == set()
+    assert {(name, way.tool) for name, way in deployed() if way.since is None} == FIRST_UNKNOWN
+    assert {(name, way.tool) for name, way in deployed() if way.since == UNRELEASED} == UNRELEASED_WAYS
+    assert all(any(map(str.isdigit, way.since)) for _, way in deployed() if way.since not in (None, UNRELEASED))
+
+
+def test_every_deployed_format_tells_its_hardware_where_not_all_will_do():
+    silent = {(name, way.tool) for name, way in deployed() if way.needs is None}
+    assert {key for key in silent if key[1] not in ANY_HARDWARE} == HARDWARE_UNKNOWN
+
+
+def test_a_first_release_in_words():
+    told = {(name, way.tool): way.first for name, way in deployed()}
+    assert told["int8_per_token_head", "vLLM"] == "since 0.20.0"
+    assert told["kvarn", "vLLM"] == "in no release" and told["bf16", "llama.cpp"] == "first version not known"
+
+
+def test_several_formats_are_there_from_the_latest_first_release_on():
+    assert latest(["0.4.3", "0.20.0"]) == "0.20.0"
+    assert latest(["2024-05-19 (PR 7372)", "2023-12-07 (PR 4309)"]) == "2024-05-19 (PR 7372)"
+    assert latest(["0.4.3", UNRELEASED]) == UNRELEASED
+    assert latest(["0.4.3", None]) is None and latest([]) is None

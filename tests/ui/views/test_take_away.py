@@ -32,7 +32,7 @@ def lane(*rules: tuple[str, str], layers="all"):
 def test_keys_and_values_by_two_rules_are_one_command():
     html = take_away(lane(("q8_0", "keys"), ("q4_0", "values")), FULL)
     assert "-ctk q8_0 -ctv q4_0" in html and "Take it away: llama.cpp<" in html
-    assert "each of these" not in html and "as of 0c1e57098" in html
+    assert "each of these" not in html and "<small>since 2024-05-19 (PR 7372), as of 0c1e57098" in html
 
 
 def test_an_engine_that_cannot_have_a_lane_says_by_which_rule_and_the_rules_stand_alone():
@@ -50,6 +50,9 @@ def test_layers_that_stay_unquantized_are_listed_for_the_engine_that_can():
 def test_one_method_for_all_says_what_hardware_it_needs_and_a_failed_lane_nothing():
     html = take_away(lane(("fp8", "both")), FULL)
     assert "Needs a GPU since Ada or Hopper." in html and "Take it away: vLLM, SGLang and TensorRT-LLM" in html
+    assert "<small>since 0.4.3, as of 0.33.0</small>" in html
+    assert "<small>in no release, as of 0.33.0</small>" in take_away(lane(("kvarn", "both")), FULL)
+    assert "<small>first version not known, as of 0c1e57098" in take_away(lane(("bf16", "both")), FULL)
     assert "No deployment" in take_away(lane(("svdq", "both")), FULL)
     failed = lane(("fp8", "both")).model_copy(update={"status": "failed"})
     assert "vllm" not in take_away(failed, FULL)
