@@ -6,7 +6,9 @@ from typing import Any
 
 from benchmarks.llama_cpp import FORMATS, pairs
 from benchmarks.measured import figures, table
-from kvq_core.methods import Method, ModelShape, methods
+from benchmarks.sources import source_of
+from kvq_core.methods import OFTEN, Method, ModelShape, methods
+from kvq_core.methods.deployments import READ_IN, Elsewhere
 from kvq_core.methods.sizes import sizes
 from kvq_core.spec import DEFAULT_MODEL
 
@@ -14,7 +16,7 @@ HEADS = (64, 128)
 LAYERS, TOKENS = 32, 512
 COLUMNS = (
     "Name | What is stored | Bits K / V at head_dim 64 | 128 | KLD | Encoding | Kept in fp16 | Rotation | Query | "
-    "Prompt | How"
+    "Prompt | How | Source"
 )
 
 
@@ -23,14 +25,20 @@ def is_format(cls: type[Method]) -> bool:
     return any(f".{room}." in cls.__module__ for room in ("formats", "baselines"))
 
 
+def of_family(name: str, cls: type[Method]) -> bool:
+    """Whether it is in the README's table: papers' methods, and of a module of formats the one most often taken."""
+    own = (each for each in OFTEN if methods()[each].__module__ == cls.__module__)
+    return not is_format(cls) or next(own, None) == name
+
+
 def formats_part() -> str:
-    """Formats that engines ship."""
-    return _table("formats")
+    """Formats that engines ship, after fp16, which they are read against."""
+    return _table(["fp16", *_of_room("formats")])
 
 
 def baselines_part() -> str:
     """What papers compare with."""
-    return _table("baselines")
+    return _table(_of_room("baselines"))
 
 
 def engine_part() -> str:
@@ -108,21 +116,23 @@ def _bounds(low: float, high: float) -> str:
     return f"{low:g} to {high:g}"
 
 
-def _table(room: str) -> str:
-    own = [cls for cls in methods().values() if f".{room}." in cls.__module__]
-    return table(COLUMNS, *map(_row, own))
+def _of_room(room: str) -> list[str]:
+    return [name for name, cls in methods().items() if f".{room}." in cls.__module__]
+
+
+def _table(names: list[str]) -> str:
+    return table(COLUMNS, *(_row(methods()[name]) for name in names))
 
 
 def _row(cls: type[Method]) -> list[str]:
     method = cls()
     does = " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
-    ways = [f"{way.tool}: `{way.how.splitlines()[-1]}`" for way in method.elsewhere()]
+    ways = [f"{_whose(way)}: `{way.how.splitlines()[-1]}`" for way in method.elsewhere()]
     named = f"`{cls.name}`" + (f" [{cls.title}]({cls.paper})" if cls.paper else "")
     rotate = getattr(method, "rotate", None)
     rotation = "its own" if method.not_rotated else ""
     if rotate is not None:
         rotation = f"by a knob, {'on' if rotate else 'off'}"
-    query = "rounded" if method.query_rounding() is not None else ""
     return [
         named,
         does,
@@ -131,10 +141,15 @@ def _row(cls: type[Method]) -> list[str]:
         _seconds(cls.name),
         _kept(method),
         rotation,
-        query,
+        method.queries_to or "",
         _prompt(method),
         ways[0] if ways else "",
+        source_of(method),
     ]
+
+
+def _whose(way: Elsewhere) -> str:
+    return f"{way.tool}, {way.first}" if way.tool in READ_IN else way.tool
 
 
 def _bits(method: Method, head_dim: int) -> str:

@@ -4,12 +4,12 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.by_format import is_format
+from benchmarks.by_format import of_family
 from benchmarks.measured import figures, table
 from kvq_core.claims.board import Board, shipped_boards
 from kvq_core.claims.side_by_side import JUDGED, short_title
 from kvq_core.claims.tables import markdown_table, summary_table
-from kvq_core.methods import OFTEN, Method, methods
+from kvq_core.methods import Method, methods
 
 Measured = dict[str, Any]
 
@@ -27,7 +27,7 @@ def board_part() -> str:
 def methods_part() -> str:
     measured = list((figures("methods") or {}).values())
     setting, boards = measured[0], shipped_boards()
-    shown = [(name, cls) for name, cls in methods().items() if name in OFTEN or not is_format(cls)]
+    shown = [(name, cls) for name, cls in methods().items() if of_family(name, cls)]
     baselines_first = sorted(shown, key=lambda item: (item[1].paper is not None, item[0]))
     rows = [_method(name, cls, [found["methods"].get(name) for found in measured]) for name, cls in baselines_first]
     held = [_claims(cls, boards) for _, cls in baselines_first]
@@ -41,7 +41,8 @@ def methods_part() -> str:
         f"{len(setting['texts'])} texts: mean KLD in nats (lowest to highest text), and flips. A cache of "
         f"{setting['prompt_tokens']} tokens answers for the next {setting['later_tokens']}; bits are those of the "
         "whole cache at the end, full-precision windows included. Bits and claims are in the order of the models. "
-        f"{len(methods()) - len(shown)} more formats that engines ship, and papers' baselines: "
+        f"Of a family of formats one stands for all; {len(methods()) - len(shown)} more that engines ship, and papers' "
+        "baselines, with bits at head_dim 64 and 128, windows, rotation, queries, flags and sources: "
         "[docs/formats.md](docs/formats.md)."
     )
 

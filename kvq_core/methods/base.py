@@ -152,6 +152,7 @@ class Method(BaseModel):
     scales: ClassVar[tuple[Axis | None, Axis | None]] = (None, None)
     token_local: ClassVar[tuple[bool, bool]] = (False, False)  # codes of keys, of values are a token and layer's alone
     home: ClassVar[Home | None] = None  # of its first engine; None: no engine has it
+    queries_to: ClassVar[str | None] = None  # in words, what query_rounding rounds queries to
     anywhere: ClassVar[bool] = False  # every engine has it, and it fits the home of whatever it stands beside
 
     @classmethod

@@ -44,7 +44,7 @@ _FIRST: dict[str, dict[str, str]] = {
     # the flag's pull request; the format is older (FP8_KV_CACHE in docs/source/precision.md of 2023, NVFP4: PR 6244)
     "TensorRT-LLM": dict.fromkeys(("fp8", "nvfp4"), "2026-03-03 (PR 11487)"),
     "transformers": {
-        "dtype": "4.56.0",  # from_pretrained's; torch_dtype before
+        "dtype": "4.56.0, as torch_dtype before",  # from_pretrained's: modeling_utils.py
         "QuantizedCache": "4.42.0, with these arguments 4.56.0 at the latest",  # cache_utils.py of 4.41.2 to 4.56.0
     },
     "ExLlamaV3": {  # the first tag that holds the commit

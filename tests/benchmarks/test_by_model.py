@@ -6,9 +6,8 @@ import re
 import pytest
 
 from benchmarks import by_model, methods
-from benchmarks.by_format import is_format
+from benchmarks.by_format import of_family
 from benchmarks.measured import figures, keep, table
-from kvq_core.methods import OFTEN
 from kvq_core.methods import methods as all_methods
 from kvq_core.spec import DEFAULT_MODEL
 from tests.support.sample_record import make_sample
@@ -44,7 +43,7 @@ def test_models_stand_side_by_side_in_the_methods_table(monkeypatch) -> None:
     text = shown(monkeypatch, by_model.methods_part, methods=both)
     assert "| One-1B: KLD, flips | Other-2B: KLD, flips |" in text and "One-1B-Instruct and Other-2B on a CPU" in text
     rows = {line.split("`")[1]: line.split(" | ") for line in text.splitlines() if line.startswith("| `")}
-    assert set(rows) == {name for name, cls in all_methods().items() if name in OFTEN or not is_format(cls)}
+    assert set(rows) == {name for name, cls in all_methods().items() if of_family(name, cls)}
     assert rows["kivi"][3:6] == ["0.2 / 0.2", "0.25 (0.1 to 0.5), 25.0 %", "0.25 (0.1 to 0.5), 25.0 %"]
     assert rows["commvq"][4:6] == ["0.25 (0.1 to 0.5), 25.0 %", missing["error"]]
     assert rows["qaq"][4:6] == ["not measured", "not measured"]

@@ -116,6 +116,7 @@ class Nvfp4(Format):
     title: ClassVar[str] = "NVFP4"
     scales = ("channels", "channels")
     home: ClassVar[Home | None] = VLLM
+    queries_to: ClassVar[str | None] = "e4m3"
 
     four_over_six: bool = Field(
         False, title="Four over six", description="A block's largest element becomes 6 or 4, whichever is closer."

@@ -91,6 +91,7 @@ class Fp8(Format):
         "none of the queries' own.",
     )
     home: ClassVar[Home | None] = VLLM
+    queries_to: ClassVar[str | None] = "e4m3"
 
     format: Kind = Field("e4m3", title="Format", description="Bits of exponent and mantissa.")
     scale: Literal["one", "tensor", "head"] = Field(

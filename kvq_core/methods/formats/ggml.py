@@ -23,6 +23,7 @@ OWN_ORDER = (
     "Keys lie in blocks in the order of channels that GGUF files of the model have: in those of Llama, Mistral, "
     "Granite and their kin channels that RoPE pairs are neighbours. Tensors without a model keep their own order."
 )
+Q8_0_QUERIES = "q8_0 in blocks of 32 channels"  # in words, what ``rounded_in`` makes of them
 LEAST = 1e-15  # iq4_nl takes blocks with no larger magnitude for zeros
 
 

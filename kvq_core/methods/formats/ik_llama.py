@@ -11,7 +11,16 @@ from kvq_core.codecs.queries import QueryRounding
 from kvq_core.methods.base import Fitted, ModelRef, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
 from kvq_core.methods.first_releases import first_release
-from kvq_core.methods.formats.ggml import OWN_ORDER, SignedBlocks, key_turn_of, order_hash, rounded_in, tiles, turn_of
+from kvq_core.methods.formats.ggml import (
+    OWN_ORDER,
+    Q8_0_QUERIES,
+    SignedBlocks,
+    key_turn_of,
+    order_hash,
+    rounded_in,
+    tiles,
+    turn_of,
+)
 from kvq_core.methods.formats.tokenwise import OWN_ROTATION, Format, TokenCodec
 
 LEAST_TURN, MOST_TURN = 64, 512  # channels, of heads that are no power of two
@@ -53,6 +62,7 @@ class Q6_0(Format):
     name: ClassVar[str] = "q6_0"
     title: ClassVar[str] = "ik_llama.cpp q6_0"
     home: ClassVar[Home | None] = Home("ik_llama.cpp", 512, "stored")
+    queries_to: ClassVar[str | None] = Q8_0_QUERIES
     deviations: ClassVar[tuple[str, ...]] = (
         OWN_ORDER,
         "Scales are fitted as on a CPU; CUDA keeps the largest magnitude over 32, which is 2 % more error.",

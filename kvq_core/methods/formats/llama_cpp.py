@@ -13,6 +13,7 @@ from kvq_core.methods.deployments import UNROTATED, Elsewhere, Home
 from kvq_core.methods.first_releases import first_release
 from kvq_core.methods.formats.ggml import (
     OWN_ORDER,
+    Q8_0_QUERIES,
     LevelBlocks,
     RangeBlocks,
     SignedBlocks,
@@ -42,6 +43,7 @@ class LlamaCppType(Format):
     """What the six have in common."""
 
     home: ClassVar[Home | None] = Home("llama.cpp", 512, "stored")
+    queries_to: ClassVar[str | None] = Q8_0_QUERIES
     deviations: ClassVar[tuple[str, ...]] = (
         OWN_ORDER,
         "Queries are rounded as on a CPU and in CUDA's kernel for one row; CUDA reads prompts by queries in fp16.",

@@ -168,6 +168,7 @@ class Int4PerTokenHead(PerTokenHead):
 
     name: ClassVar[str] = "int4_per_token_head"
     title: ClassVar[str] = "vLLM int4 per token head"
+    queries_to: ClassVar[str | None] = "bfloat16, turned as keys are"
 
     @property
     def not_rotated(self) -> str | None:
