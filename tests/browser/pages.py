@@ -44,6 +44,13 @@ def open_sharing(page) -> None:
     page.wait_for_selector("#share textarea")
 
 
+def choose_method(page, title: str) -> None:
+    """The method of the lane that is open, as one finds it by its title."""
+    page.locator("#in-lane-method").click()
+    page.locator(".methods [type=search]").fill(title)
+    page.keyboard.press("Enter")
+
+
 def run(page) -> None:
     page.locator("#run").click()
 

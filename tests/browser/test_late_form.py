@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.browser.conftest import visits
-from tests.browser.pages import run, unfold, wait_status
+from tests.browser.pages import choose_method, run, unfold, wait_status
 from ui import layout
 from ui.form import filling, lanes_panel
 
@@ -134,7 +134,7 @@ def test_what_is_changed_while_another_editor_comes_stands_in_it(page, hold):
     page.wait_for_selector("#in-lane-label")
     before = page.locator("#editor [data-revision]").get_attribute("data-revision")
     change = hold(lanes_panel, "apply_change")
-    page.locator("#in-lane-method").select_option('"per_token"')
+    choose_method(page, "Per token")
     assert change.asked.wait(60)
     page.locator("#in-lane-label").fill("Typed meanwhile")
     change.free.set()

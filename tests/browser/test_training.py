@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.browser.pages import FACTS, answer, filled_in, run, wait_status
+from tests.browser.pages import FACTS, answer, choose_method, filled_in, run, wait_status
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
@@ -14,7 +14,7 @@ def choose(page, name: str, option: str) -> None:
 def ask_for_codebooks(page) -> None:
     """One CommVQ lane with settings nothing was trained for."""
     page.locator("#lane-row-0").click()
-    choose(page, "lane-method", "CommVQ")
+    choose_method(page, "CommVQ")
     page.wait_for_selector("#commvq-levels select")
     choose(page, "commvq-levels", "4")
     page.locator("#commvq-stages input").fill("1")

@@ -3,11 +3,12 @@
 from typing import Any, get_args
 
 from kvq_core.errors import KvqError
-from kvq_core.methods import OFTEN, Knob, Method, methods, origin_of
+from kvq_core.methods import Knob, methods, origin_of
 from kvq_core.spec import MAX_LANES, Lane
 from ui.form.controls import control, current, places
 from ui.form.lane_list import mark_of
 from ui.form.lanes import LaneForm, describe_lane, index, parse_layers, title, update_lane, with_knob
+from ui.form.method_picker import first_line, method_picker
 from ui.form.rules import describe_rule, parse_tokens, rules_of, tokens_text
 from ui.form.selecting import is_select, select_controls, set_select
 from ui.html.escape import safe
@@ -82,8 +83,6 @@ TOKENS = Knob(
     None,
     False,
 )
-ROOMS = {"formats": "Deployed formats", "baselines": "Papers' baselines"}
-YOURS = "Yours"  # from files, packages and functions
 BUTTONS = ("Duplicate", "Remove", "Close")
 
 
@@ -127,7 +126,7 @@ def _stored(stored: dict[str, Any], prefix: str, label: str) -> str:
     options = "".join(_option(knob, stored, prefix) for knob in shown)
     used = any(stored[knob.name] != knob.default for knob in shown)
     return (
-        f"{_methods(stored['method'], prefix)}{method_notes(stored['method'])}{label}"
+        f"{method_picker(stored['method'], f'{prefix}method')}{method_notes(stored['method'])}{label}"
         f'<div class="knobs">{rows}</div>'
         f'<details class="about"{" open" * used}><summary>Where it applies</summary>'
         f'<div class="knobs">{options}</div></details>'
@@ -152,34 +151,6 @@ def _rules(rules: list[dict[str, Any]], number: int) -> str:
         '<div class="rules" role="group" aria-label="Rules"><small>Of each layer\'s keys and values the first rule '
         f'that fits; what none fits is fp16.</small>{"".join(rows)}<div class="editor-buttons">{doing}</div></div>'
     )
-
-
-def _methods(name: str, prefix: str) -> str:
-    """The choice of the method by its title: those most often taken first, then all by where they come from."""
-    groups = {"Often compared": list(OFTEN)}
-    for known, cls in methods().items():
-        if known not in OFTEN:
-            groups.setdefault(_room(cls), []).append(known)
-    options = "".join(
-        f'<optgroup label="{group}">{"".join(_method_option(known, name) for known in some)}</optgroup>'
-        for group, some in groups.items()
-    )
-    return (
-        '<label class="knob wide" id="lane-method"><span>Method</span>'
-        f'<select id="in-lane-method" data-place="{prefix}method">{options}</select></label>'
-    )
-
-
-def _room(cls: type[Method]) -> str:
-    """The group a method is offered in."""
-    if origin_of(cls) is not None:
-        return YOURS
-    return ROOMS.get(cls.__module__.split(".")[2], "Papers and plain")
-
-
-def _method_option(known: str, chosen: str) -> str:
-    selected = " selected" * (known == chosen)
-    return f'<option value="&quot;{known}&quot;"{selected}>{safe(methods()[known].title)}</option>'
 
 
 def _option(knob: Knob, stored: dict[str, Any], prefix: str, placeholder: str = "") -> str:
@@ -270,13 +241,13 @@ def complaint(lanes: list[LaneForm], uid: int | None, said: str | None = None) -
 def method_notes(name: str) -> str:
     """The method's docstring, its paper and its deviations, as they are written in its file."""
     cls = methods()[name]
-    first, _, more = (cls.__doc__ or "").strip().partition("\n\n")
+    more = (cls.__doc__ or "").strip().partition("\n\n")[2]
     paper = f'<p><a href="{safe(cls.paper)}" target="_blank" rel="noopener">Paper</a></p>' if cls.paper else ""
     origin = origin_of(cls)
     whence = f'<p class="muted">From {safe(origin.words)}</p>' if origin is not None else ""
     deviations = "".join(f"<li>{safe(text)}</li>" for text in cls.deviations)
     listing = f"<p>Deviations from the paper:</p><ul>{deviations}</ul>" if deviations else ""
     return (
-        f'<details class="about"><summary>{safe(" ".join(first.split()))}</summary>'
+        f'<details class="about"><summary>{safe(first_line(cls))}</summary>'
         f"<p>{safe(' '.join(more.split()))}</p>{whence}{paper}{listing}</details>"
     )

@@ -32,6 +32,7 @@
       if (input.type === "checkbox") input.checked = value;
       else input.value = input.tagName === "SELECT" ? JSON.stringify(value) : (value ?? "");
     }
+    for (const picker of editor.querySelectorAll("details.methods")) showMethod(picker);
     edits.revision = now;
     tell({});
   };

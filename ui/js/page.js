@@ -249,7 +249,7 @@
       document.body.dataset.stage = text;
       // A form that somebody is in stays open when a run ends; otherwise the run is what is read now.
       if (text === "form") writeForm(true);
-      else if (text === "results" && ran && !document.activeElement?.matches("#left :is(textarea, input, select)")) writeForm(false);
+      else if (text === "results" && ran && !document.activeElement?.matches("#left :is(textarea, input, select, .methods *)")) writeForm(false);
       if (ran && text === "results" && focus === "cancel") focus = "answer-said";
       ran = text === "answers";
       if (ran && span) unbrush(); // they were of the run before

@@ -17,6 +17,7 @@ PARTS = (
         "waiting",
         "toy",
         "editor",
+        "methods",
         "act",
         "take",
         "cards",

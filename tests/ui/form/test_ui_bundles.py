@@ -1,12 +1,8 @@
-"""The form's bundles, and the groups that methods are offered in."""
+"""The form's bundles."""
 
-import re
-
-from kvq_core.methods import OFTEN, methods
 from kvq_core.spec import BUNDLES, parse_spec
-from ui.form.editor import editor
 from ui.form.lanes import add_lane, to_spec
-from ui.form.lanes_panel import bundle_choices, place_editor, take_bundle
+from ui.form.lanes_panel import bundle_choices, take_bundle
 from ui.form.values import FIELDS, from_comparison
 
 PANEL = 8  # the lanes' outputs and the picker
@@ -45,13 +41,3 @@ def test_nonsense_in_place_of_a_bundle_changes_nothing_and_is_said() -> None:
     lanes = add_lane([])
     kept, _, rows, said, *_ = taken("<b>deploy", lanes)
     assert kept == lanes and "Unknown bundle" in said and "<b>" not in said + rows
-
-
-def test_methods_stand_in_groups_and_each_once() -> None:
-    lanes = add_lane([])
-    html = editor(lanes, place_editor(lanes[0]["uid"])).split("</select>")[0]
-    offered = re.findall(r'<option value="&quot;(\w+)&quot;', html)
-    assert sorted(offered) == sorted(methods())
-    groups = re.findall(r'<optgroup label="([^"]+)">', html)
-    assert groups[0] == "Often compared" and len(set(groups)) == len(groups)
-    assert html.count(" selected") == 1 and offered[: len(OFTEN)] == list(OFTEN)

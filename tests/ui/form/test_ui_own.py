@@ -9,10 +9,11 @@ from kvq_core.errors import KvqError
 from kvq_core.methods import load_method_file, methods
 from kvq_core.settings import settings
 from tests.support.own_methods import forget_afterwards, written
-from ui.form import editor as form
+from ui.form import method_picker as form
 from ui.form.editor import apply_edits, editor, method_notes
 from ui.form.lanes import add_lane
 from ui.form.lanes_panel import place_editor
+from ui.form.method_picker import method_picker
 
 
 @pytest.fixture(autouse=True)
@@ -21,17 +22,12 @@ def registry(monkeypatch):
     monkeypatch.setattr(form, "OFTEN", ("kivi", "svdq"))
 
 
-def picker():
-    lanes = add_lane([])
-    return editor(lanes, place_editor(lanes[0]["uid"])).split("</select>")[0]
-
-
 def test_they_stand_in_a_group_of_their_own(tmp_path):
-    assert "Yours" not in picker()
+    assert "Yours" not in method_picker("kivi", "method")
     load_method_file(written(tmp_path))
-    groups = dict(re.findall(r'<optgroup label="([^"]+)">(.*?)</optgroup>', picker()))
-    assert re.findall(r"&quot;(\w+)&quot;", groups["Yours"]) == ["mine"]
-    assert sum(group.count("&quot;mine&quot;") for group in groups.values()) == 1
+    html = method_picker("kivi", "method")
+    assert re.findall(r'data-method="(\w+)"', html.partition("<summary>Yours <small>1</small>")[2]) == ["mine"]
+    assert html.count('data-method="mine"') == 1
     assert "From my.py" in method_notes("mine") and "From" not in method_notes("kivi")
 
 
