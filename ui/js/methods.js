@@ -78,7 +78,7 @@
     const picker = pickerOf(target);
     const step = { ArrowDown: 1, ArrowUp: -1 }[key];
     const best = picker?.querySelector("[data-method].best");
-    if (!picker || event.altKey || event.ctrlKey || event.metaKey) return;
+    if (!picker || event.isComposing || event.altKey || event.ctrlKey || event.metaKey) return;
     if (key === "Escape" && picker.open) leaveMethods(picker);
     else if (key === "Enter" && target === searchOf(picker)) best?.click();
     else if (step && !picker.open) picker.open = true;
