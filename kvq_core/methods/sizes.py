@@ -1,7 +1,7 @@
 """What a method stores of random tensors: bits that do not depend on a model's numbers, but on its shape and length."""
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ def _random(tokens: int, head_dim: int, kv_heads: int) -> tuple[Tensor, ...]:
     return tuple(torch.randn(1, count, tokens, head_dim, generator=g) for count in heads)
 
 
-@cache
+@lru_cache(4096)
 def sizes(method: Method, tokens: int, head_dim: int, kv_heads: int = KV_HEADS) -> Sizes:
     """Of a layer after ``tokens`` tokens, all of them a prompt.
 

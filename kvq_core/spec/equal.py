@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -131,7 +131,7 @@ def equal_bytes(
     return list(filter(None, (_solved(family, bits, at) for family in families())))
 
 
-@cache
+@lru_cache(512)  # of prompts of any length
 def _solved(family: str, budget: float, at: CacheAt) -> LaneData | None:
     known: list[tuple[float, LaneData]] = []
     for lane in families()[family]:
@@ -150,7 +150,7 @@ def _solved(family: str, budget: float, at: CacheAt) -> LaneData | None:
         about = f"about {budget:g}: " if lane.get("method") in FROM_DATA else ""
         return {**lane, "label": about + _words(lane)}
     below = [one for one in known if one[0] < budget]
-    size, lane = max(below, key=lambda one: one[0]) if below else min(known, key=lambda one: one[0])
+    _, lane = max(below, key=lambda one: one[0]) if below else min(known, key=lambda one: one[0])
     says = "below" if below and len(below) < len(known) else "cannot reach"
     return {**lane, "label": f"{says} {budget:g}: {_words(lane)}"}
 
