@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from kvq_core.pipeline.compare import compare, run
     from kvq_core.pipeline.looked import look_at
     from kvq_core.pipeline.roundtrip import Roundtrip, roundtrip
+    from kvq_core.pipeline.solved import parse_spec
     from kvq_core.pipeline.why import measure_why
     from kvq_core.record.fields import Record
-    from kvq_core.spec import ComparisonSpec, Lane, from_function, parse_spec
+    from kvq_core.spec import ComparisonSpec, Lane, from_function
     from kvq_core.studies.result import StudyResult
     from kvq_core.studies.spec import StudySpec, parse_study
     from kvq_core.studies.study import study
@@ -45,9 +46,10 @@ _HOMES = {
     "pipeline.compare": ("compare", "run"),
     "pipeline.looked": ("look_at",),
     "pipeline.roundtrip": ("Roundtrip", "roundtrip"),
+    "pipeline.solved": ("parse_spec",),
     "pipeline.why": ("measure_why",),
     "record.fields": ("Record",),
-    "spec": ("ComparisonSpec", "Lane", "from_function", "parse_spec"),
+    "spec": ("ComparisonSpec", "Lane", "from_function"),
     "studies.result": ("StudyResult",),
     "studies.spec": ("StudySpec", "parse_study"),
     "studies.study": ("study",),

@@ -1,8 +1,19 @@
 """Where a comparison's caches end up, which the lanes of some bundles are solved for."""
 
+from typing import Any
+
 from kvq_core.models import outline, with_model
 from kvq_core.pipeline.prompt import read_prompt
-from kvq_core.spec import CacheAt, ComparisonSpec
+from kvq_core.spec import CacheAt, ComparisonSpec, parse_placed
+
+
+def parse_spec(data: Any) -> ComparisonSpec:
+    """A spec from plain data (parsed JSON or TOML); ``bundle`` stands in place of ``lanes``, which are solved for the
+    spec's own prompt and model where they depend on the length.
+
+    Raises SpecError with one line: the place, what was given, what is allowed; KvqError as ``cache_at`` does.
+    """
+    return parse_placed(data, cache_at)
 
 
 def cache_at(spec: ComparisonSpec) -> CacheAt:

@@ -18,10 +18,10 @@ from kvq_core import presets as experiments
 from kvq_core.methods.describe import describe_methods
 from kvq_core.models import available_models, with_model
 from kvq_core.pipeline.examples import packaged_store
-from kvq_core.pipeline.solved import cache_at
+from kvq_core.pipeline.solved import parse_spec
 from kvq_core.record.fields import Record
 from kvq_core.record.files import ARRAYS, Summary, record_json, serialize
-from kvq_core.spec import DEFAULT_MODEL, parse_lane, parse_placed
+from kvq_core.spec import DEFAULT_MODEL, parse_lane
 from kvq_core.store import sharing
 from ui.api.claims import claims_of
 from ui.api.decisions import decision_endpoints
@@ -71,7 +71,7 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
         """
         session = _session(request)
         async for update in _streamed(
-            services, session, lambda: run_told(services, parse_placed(spec, cache_at), session, request)
+            services, session, lambda: run_told(services, parse_spec(spec), session, request)
         ):
             yield update
 
@@ -107,7 +107,7 @@ def _estimating(services: Services) -> tuple[Callable[..., Any], ...]:
             spec: The comparison, as for compare.
         """
         with one_line():
-            comparison = with_model(parse_placed(spec, cache_at))
+            comparison = with_model(parse_spec(spec))
             quote = services.admission.quote(comparison)
             found = quote.estimate
             lanes = [vars(lane) for lane in found.lanes]

@@ -4,9 +4,9 @@ import pytest
 
 from kvq_core.models import load
 from kvq_core.pipeline.compare import compare
-from kvq_core.pipeline.solved import cache_at
+from kvq_core.pipeline.solved import cache_at, parse_spec
 from kvq_core.record.fields import Record
-from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec, parse_placed
+from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec
 from kvq_core.spec.equal import FROM_DATA, NEAR, USUAL
 from kvq_core.spec.size import bits_of
 
@@ -15,7 +15,7 @@ WORDS = "The tide rises twice a day, and a mill that waits for it grinds when th
 
 def solved(bits: float, **more: object) -> ComparisonSpec:
     asked = {"prompt": WORDS * 18, "max_new_tokens": 9, "ignore_eos": True, "capture": {"detail": "off"}}
-    return parse_placed({**asked, "bundle": {"name": "equal-bytes", "bits": bits}, **more}, cache_at)
+    return parse_spec({**asked, "bundle": {"name": "equal-bytes", "bits": bits}, **more})
 
 
 def run(spec: ComparisonSpec) -> Record:
@@ -67,5 +67,5 @@ def test_lanes_are_solved_for_the_length_of_the_prompt() -> None:
     assert [lane.label for lane in short.lanes] != [lane.label for lane in long.lanes]
     told = {"name": "equal-bytes", "bits": 6.0, "tokens": cache_at(short).prompt}
     for layers, ends in ((30, "4bit_nc"), (12, "boundary 1")):  # two layers at both ends are a third of 12
-        fewer = parse_placed({"prompt": "A prompt.", "bundle": {**told, "layers": layers}}, cache_at)
+        fewer = parse_spec({"prompt": "A prompt.", "bundle": {**told, "layers": layers}})
         assert next(lane.label for lane in fewer.lanes if "turboquant" in lane.label).endswith(ends)
