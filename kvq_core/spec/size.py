@@ -11,7 +11,7 @@ from kvq_core.spec.plan import Assignment
 from kvq_core.spec.rule import TENSORS, Tensor
 
 MEASURED = 1024  # tokens of the random tensors whose bits are taken, where no length is told
-MOST_MEASURED = 4096  # beyond it what is stored beside all tokens adds under .01 bits an element
+MOST_MEASURED = 2048  # beyond it what tokens share, such as a factor of low rank, takes hundredths of a bit an element
 MOST_HEADS = 4  # whose random tensors are encoded
 
 
