@@ -7,7 +7,7 @@ import pytest
 
 from app import warm_up
 from kvq_core.errors import StoreError
-from kvq_core.models import loaded_model
+from kvq_core.models import load, loaded_model
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.store.store import Store
@@ -36,6 +36,7 @@ def test_health(patient):
 
 
 def test_health_tells_the_model_once_it_is_loaded(server, smollm):
+    load(smollm.id)  # a test before this one may have put another in its place
     model = json.loads(server("/health")[2])["model"]
     assert model == {"loaded": True, "id": smollm.id, "device": "cpu", "dtype": "float32"}
 
