@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvq_core.errors import MethodError
 from kvq_core.methods import LayerKind, ModelShape
-from kvq_core.methods.sizes import sizes
+from kvq_core.methods.sizes import KV_HEADS, sizes
 from kvq_core.spec.lane import Lane
 from kvq_core.spec.plan import Assignment
 from kvq_core.spec.rule import TENSORS, Tensor
@@ -41,7 +41,7 @@ def saved_bytes(part: Assignment, layer: LayerKind, tokens: int, packed: int, me
     return layer.kv_heads * dim * packed * per_element / 8 - once
 
 
-def encoded_bits(part: Assignment, dim: int, measured: int = MEASURED, kv_heads: int = 2) -> tuple[float, float]:
+def encoded_bits(part: Assignment, dim: int, measured: int = MEASURED, kv_heads: int = KV_HEADS) -> tuple[float, float]:
     """Of an encoded element of keys and of values; 16 where the method cannot store such heads."""
     try:
         return sizes(part.method, measured, dim, kv_heads).encoded
