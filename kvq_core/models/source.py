@@ -11,6 +11,7 @@ from kvq_core.errors import PATH, ModelError, abbreviate, excerpt
 from kvq_core.machine import files
 from kvq_core.models import bundled, identity
 from kvq_core.models.gguf import hub
+from kvq_core.models.gguf.fetching import reachable, unreachable
 from kvq_core.models.gguf.folder import Converted, Found, Step, converted, last
 from kvq_core.models.gguf.published import PREFIX, SECOND_MODEL, TITLE
 from kvq_core.settings import settings
@@ -76,7 +77,13 @@ def files_of(source: Source) -> tuple[Path, str | None]:
 
     if Path(source.place).is_dir():
         return Path(source.place), None
-    config = cached_file(source.place, "config.json", revision=source.revision)
+    online = reachable()
+    try:
+        config = cached_file(source.place, "config.json", revision=source.revision, local_files_only=not online)
+    except OSError:
+        if online:
+            raise
+        raise unreachable() from None
     return Path(str(config)).parent, extract_commit_hash(config, None)
 
 

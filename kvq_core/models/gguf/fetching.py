@@ -5,11 +5,13 @@ import json
 import os
 import re
 import shutil
+import socket
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from kvq_core.errors import ModelError
 from kvq_core.machine import files
@@ -20,16 +22,43 @@ from kvq_core.settings import settings
 _ETAG = re.compile(r"[\w.-]{1,200}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")  # the etag of a large file is the hash of what it holds
 _TRIES = 5  # without a byte more, as the Hub's client has it
+_CONNECT = 5  # seconds that the Hub has to take a connection
 Fetched = Generator[Step, None, Path]
+
+
+def reachable() -> bool:
+    """Whether the Hub takes a connection, or a proxy stands between: its client would try for half a minute, a file."""
+    from huggingface_hub import constants
+
+    place = urlsplit(constants.ENDPOINT)
+    host, port = place.hostname or "", place.port or (80 if place.scheme == "http" else 443)
+    behind_proxy = getproxies().keys() & {place.scheme, "all"} and not proxy_bypass(host)
+    if constants.HF_HUB_OFFLINE or behind_proxy:
+        return not constants.HF_HUB_OFFLINE
+    try:
+        socket.create_connection((host, port), _CONNECT).close()
+    except OSError:
+        return False
+    return True
+
+
+def unreachable() -> OSError:
+    """Of what is neither here nor to be had."""
+    from huggingface_hub import constants
+
+    return ConnectionError(f"it is not on this machine, and {constants.ENDPOINT} cannot be reached")
 
 
 def fetched(repo: str, name: str, revision: str | None) -> Fetched:
     """A file in the Hub's cache, telling bytes that came and all of them. Raises what the Hub's client raises, OSError
     for a disk that cannot be written, and ModelError for one that is too small and for content that is not the Hub's.
     """
-    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.file_download import repo_folder_name
 
+    held = try_to_load_from_cache(repo, name, revision=revision)
+    if isinstance(held, str) and not reachable():
+        return Path(held)
     try:
         told = _told(repo, name, revision)
     except Exception:  # the client says it better, or has the file and needs no connection

@@ -112,6 +112,21 @@ def test_weights_of_a_model_that_is_no_gguf_file_tell_as_well(hub: Hub, tmp_path
     assert list(prepare(REPO)) == []
 
 
+def test_without_a_connection_a_model_is_loaded_from_the_cache_or_refused_at_once(hub: Hub, tmp_path, monkeypatch):
+    (tmp_path / "m.gguf").write_bytes(hub.files["m-Q8_0.gguf"])
+    model, folder = load(str(tmp_path / "m.gguf")), tmp_path / "m"
+    model.tokenizer.save_pretrained(folder)
+    model.model.save_pretrained(folder)
+    hub.files = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert load(REPO).shape.layers == model.shape.layers
+    monkeypatch.setattr("kvq_core.models.loader._held", {})
+    use(monkeypatch, "http://127.0.0.1:9", str(tmp_path / "cache"))  # nobody listens there
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: pytest.fail("its client tries again"))
+    assert load(REPO).shape.layers == model.shape.layers
+    said = refusal("nobody/nothing")
+    assert "it is not on this machine, and http://127.0.0.1:9 cannot be reached. Check its id" in said
+
+
 def test_what_no_machine_holds_is_not_downloaded(hub: Hub, tmp_path, monkeypatch) -> None:
     """Nor for what needs no weights: only the configuration and the tokenizer come then."""
     (tmp_path / "m.gguf").write_bytes(hub.files["m-Q8_0.gguf"])
