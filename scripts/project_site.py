@@ -9,20 +9,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kvq_core.pipeline.examples import packaged_store  # noqa: E402
+from kvq_core.pipeline.examples import example_ids, packaged_store  # noqa: E402
 from ui.export.card import answer_line  # noqa: E402
 from ui.export.embed import embed  # noqa: E402
 from ui.export.report import style  # noqa: E402
 from ui.html.escape import safe, shorten  # noqa: E402
 
 SITE = ROOT / "docs" / "site"
-PAGES = (("c871b8b9cf46ad57", "kld"), ("3c7095bed510b2ce", "keys"), ("ada8c678d8185463", "rate"))
+PAGES = (("five-ideas", "kld"), ("qwen-keys", "keys"), ("keys-or-values", "rate"))
 
 
 def site() -> dict[str, str]:
     """The site's files by name."""
-    store, files, shown = packaged_store(), {}, ""
-    for run, view in PAGES:
+    store, ids, files, shown = packaged_store(), example_ids(), {}, ""
+    for example, view in PAGES:
+        run = ids[example]
         record, arrays = store.load(run)
         name = f"{run}-{view}.html"
         files[name] = embed(record, arrays, view)

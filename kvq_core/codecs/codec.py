@@ -26,6 +26,7 @@ class Codec(ABC):
     shared: dict[str, Tensor] = {}
     observes: bool = False  # whether ``observe`` is to be called after every step
     rewrites: bool = False  # whether ``extend`` stores anew what is stored already, and returns all of it
+    enters: torch.dtype = torch.float16  # what a generated token is rounded to before it is encoded, without a window
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -85,12 +85,19 @@ class Stream:
     def packed_tokens(self) -> int:
         return sum(block.tokens for block in self.blocks)
 
+    @property
+    def enters(self) -> torch.dtype:
+        """What new tokens are rounded to: fp16 where a window holds them before they are encoded, else what the codec
+        takes."""
+        held = self.window.step != 1 or self.window.recent > 0 or self.window.prompt_only
+        return torch.float16 if self.codec is None or held else self.codec.enters
+
     def append(self, x: Tensor) -> None:
-        """Add new tokens x, rounded to fp16, to the window (to the sinks while those are incomplete)."""
-        x = x.to(torch.float16)
+        """Add new tokens x, rounded, to the window (to the sinks while those are incomplete)."""
+        x = x.to(self.enters)
         room = self.window.sink - self.sinks.shape[-2] if self.window.step is not None else 0
         if room > 0:
-            self.sinks = torch.cat([self.sinks, x[..., :room, :]], -2)
+            self.sinks = torch.cat([self.sinks, x[..., :room, :].to(torch.float16)], -2)
             x = x[..., room:, :]
         self._recent.append(x)
 
@@ -170,7 +177,7 @@ class Stream:
         """What attention would read of a layer's tokens x (kv_heads, tokens, head_dim) at ``start`` once they are held
         packed; of codecs whose codes are a token's alone."""
         assert self.codec is not None
-        one = x.to(torch.float16).float()[None]
+        one = x.to(self.enters).float()[None]
         constant = None if self.center is None else self.center.at(start, x.shape[-2])[layer]
         rotation = None if self.rotation is None else self.rotation.on(layer)
         one = one if constant is None else one - constant

@@ -117,11 +117,16 @@ class Tiers:
     def observes(self) -> bool:
         return False
 
+    @property
+    def enters(self) -> torch.dtype:
+        """What new tokens are rounded to, see ``Stream.enters``; those of the head to what it says."""
+        return (self.body if self.tail is None else self.tail).enters
+
     def observe(self, queries: Tensor, attention: Tensor) -> Patch | None:
         return None
 
     def append(self, x: Tensor) -> None:
-        """Add new tokens x, rounded to fp16."""
+        """Add new tokens x, rounded."""
         if self.head is not None and (room := self.limit - self.head.tokens):
             self.head.append(x[..., :room, :])
             x = x[..., room:, :]

@@ -50,8 +50,12 @@ class Part:
         if self.rope is None:
             return self.plain.preview(x, index, start)
         rope = self.rope.on([index])
-        stored = rope.unrotate(x[None].float(), start)[0]
+        stored = rope.unrotate(x[None].float(), start)[0].to(torch.float16)
         return rope.rotate(self.plain.preview(stored, index, start)[None], start)[0]
+
+    def before_rope(self, x: Tensor, position: int) -> Tensor:
+        """New tokens x (layers, kv_heads, tokens, head_dim) as the stream takes them: keys before RoPE in fp16."""
+        return x if self.rope is None else self.rope.unrotate(x, position).to(torch.float16)
 
     def of_model(self, groups: list[list[int]]) -> list[int]:
         """Its layers in the model, of the layers of every group."""
@@ -230,7 +234,7 @@ class LaneCache:
 
     def append(self, part: Part, x: Tensor, position: int) -> None:
         """Add the new token x (layers, kv_heads, 1, head_dim), after RoPE, to a part's window."""
-        part.stream.append(x if part.rope is None else part.rope.unrotate(x, position))
+        part.stream.append(part.before_rope(x, position))
 
     def flush(self, part: Part) -> list[Change]:
         """Encode what is due; positions that changed, each with the new values from there on, after RoPE."""
@@ -239,9 +243,8 @@ class LaneCache:
 
     def enter(self, part: Part, x: Tensor, position: int, prompt: bool) -> tuple[int, Tensor]:
         """Add tokens x (layers, kv_heads, tokens, head_dim), after RoPE, at once; see Stream.enter."""
-        rope = part.rope
-        first, values = part.stream.enter(x if rope is None else rope.unrotate(x, position), prompt)
-        return first, values if rope is None else rope.rotate(values, first)
+        first, values = part.stream.enter(part.before_rope(x, position), prompt)
+        return first, values if part.rope is None else part.rope.rotate(values, first)
 
     def fork(self) -> "LaneCache":
         return replace(self, parts=[part.fork() for part in self.parts], selects=forked(self.selects))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kvq_core.engine.as_computed import AsComputed
 from kvq_core.engine.cache import KINDS, Kind, LaneCache, Part
 from kvq_core.engine.choosing import Choosing, Reads, chosen
 from kvq_core.engine.fit import Source
@@ -75,6 +76,8 @@ class Filling:
         self._place = {
             layer: (g, i) for g, group in enumerate(self.prefill.groups) for i, layer in enumerate(group.layers)
         }
+        self._as_computed = AsComputed(self.caches, self.prefill.groups)
+        self._as_computed.reindex(range(1, len(self.caches) + 1))
         self._stored = StoredTokens(self.caches) if self.stored else None
         self._watches = any(cache.observes for cache in self.caches)
         heads = {layer: group.keys.shape[1] for group in self.prefill.groups for layer in group.layers}
@@ -139,7 +142,7 @@ class Filling:
         working, now, end = self._groups[g], slice(self._now.start, self._now.end), self._now.end
         for kind, x in zip(KINDS, (keys, values), strict=True) if how.reads is None else ():
             # a token that is decoded is read as a cache holds it, and so is one that is stored first
-            held = x.to(torch.float16) if self.stored or self._now.answered else x
+            held = self._as_computed.held(layer, kind, x) if self.stored or self._now.answered else x
             working.own[kind][i, :, :, now] = held
             working.read[kind][i, :, :, now] = held
         own, read = ([of[kind][i, :, :, :end] for kind in KINDS] for of in (working.own, working.read))

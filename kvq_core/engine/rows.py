@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from kvq_core.engine.ahead import Ahead, Reread
+from kvq_core.engine.as_computed import AsComputed
 from kvq_core.engine.attention import Hidden, SharedAttention, hide_future
-from kvq_core.engine.cache import LaneCache, Part
+from kvq_core.engine.cache import KINDS, LaneCache, Part
 from kvq_core.engine.choosing import Choices, Choosing
 from kvq_core.engine.copies import Copies, tokens_at, tokens_of
 from kvq_core.engine.key_log import KeyLog, Reached
@@ -41,6 +42,7 @@ class Rows:
         self.tokens = prompt_tokens  # held by every row now
         self.lane_of = list(range(self.lanes + 1))
         self.held = list(range(self.lanes + 1))  # lanes whose prefix is held, in order
+        self.as_computed = AsComputed(caches, groups)
         self.pre_rope = PreRope(rope, caches, groups)
         self.stored_first = StoredFirst(caches)
         self.place = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
@@ -84,6 +86,7 @@ class Rows:
 
     def _reindex(self) -> None:
         self._places = [Places.of(self.lane_of, self.held, copies.tail_keys.device) for copies in self.copies]
+        self.as_computed.reindex(self.lane_of)
         self.pre_rope.reindex(self.lane_of)
 
     def fork(self, row: int, choices: Choices) -> int:
@@ -199,17 +202,15 @@ class Rows:
         self._seen[layer] = (rows, queries[rows].float(), attention)
 
     def _enter(self, copies: Copies, layer: int, i: int, keys: Tensor, values: Tensor) -> None:
-        """Write the step's own tokens into the tails, as a cache would hold them: fp16 in every row but the first."""
+        """Write the step's own tokens into the tails, as a cache would hold them."""
         at = slice(self.tokens - self.prefix, self.tokens - self.prefix + keys.shape[-2])
         count = keys.shape[0]
-        for tails, new in ((copies.tail_keys[i], keys), (copies.tail_values[i], values)):
-            tails[:count, :, at] = new.to(torch.float16)
-            if self.lane_of[0] == 0:
-                tails[0, :, at] = new[0]
+        for kind, new in zip(KINDS, (keys, values), strict=True):
+            copies.of(kind)[1][i, :count, :, at] = self.as_computed.held(layer, kind, new)
         self.pre_rope.enter(layer, keys, self.tokens, copies.tail_keys[i, :, :, at])
         both = copies.tail_keys[i], copies.tail_values[i]
         ahead = self.ahead is not None and keys.shape[-2] > 1
-        self.stored_first.enter(layer, self.lane_of, (keys, values), self.tokens, both, self.prefix, not ahead)
+        self.stored_first.enter(layer, self.lane_of, keys.shape[-2], self.tokens, both, self.prefix, not ahead)
 
     def store_tokens(self, row: int, cache: LaneCache, part: Part, fresh: int) -> None:
         """Let a row's new tokens enter a part of its packed store one by one, and rewrite what the store changed."""

@@ -20,34 +20,30 @@ class StoredFirst:
         self,
         layer: int,
         lane_of: list[int],
-        new: tuple[Tensor, Tensor],
+        fresh: int,
         tokens: int,
         tails: tuple[Tensor, Tensor],
         prefix: int,
         leaves: bool = True,
     ) -> None:
-        """Keep the ``new`` tokens (rows, kv_heads, fresh, head_dim) for the store and, unless each query is told what
-        it reads (``leaves`` False), rewrite in the tails (rows, kv_heads, tokens after ``prefix``, head_dim) of keys
-        and of values what leaves the window when they follow the ``tokens`` held."""
+        """Keep the ``fresh`` tokens that stand in the tails (rows, kv_heads, tokens after ``prefix``, head_dim) of keys
+        and of values for the store and, unless each query is told what it reads (``leaves`` False), rewrite there what
+        leaves the window when they follow the ``tokens`` held."""
         for row, lane in enumerate(lane_of):
             if lane not in self._parts:
                 continue
-            for kind, x, tail in zip(KINDS, new, tails, strict=True):
+            for kind, tail in zip(KINDS, tails, strict=True):
                 part, index = self._parts[lane][layer][kind]
-                now = slice(tokens - prefix, tokens - prefix + x.shape[-2])
-                # keys that are stored before RoPE lie in the tail as they are rounded there
-                self._own[layer, row, kind] = (
-                    x[row].to(torch.float16) if part.rope is None else tail[row, :, now].clone()
-                )
+                now = slice(tokens - prefix, tokens - prefix + fresh)
+                self._own[layer, row, kind] = tail[row, :, now].clone()
                 window = part.plain.window
-                first, end = (window.sink + window.packed(n) for n in (tokens, tokens + x.shape[-2]))
+                first, end = (window.sink + window.packed(n) for n in (tokens, tokens + fresh))
                 if leaves and first < end:
                     leaving = tail[row, :, first - prefix : end - prefix]
                     leaving.copy_(part.preview(leaving, index, first))
 
     def own(self, lane: int, row: int, part: Part, at: int) -> Tensor | None:
-        """The step's token ``at`` as the row computed it, rounded (layers, kv_heads, 1, head_dim); None for a row that
-        reads it so, too."""
+        """The step's token ``at`` as it came, (layers, kv_heads, 1, head_dim); None for a row that reads it so, too."""
         if lane not in self._caches:
             return None
         layers = (self._caches[lane].layers[part.group][i] for i in part.layers.tolist())

@@ -168,9 +168,9 @@ class PackedLayer:
 
     def _attend_apart(self, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
         start, turns = self.tokens, self.plan.stored
-        stored = (keys.float() if turns is None else turns.unrotate(keys.float(), start)).half()
+        stored = keys.to(self.sides[0].enters) if turns is None else turns.unrotate(keys.float(), start).half()
         read = stored.float() if turns is None else turns.rotate(stored.float(), start)
-        fresh = Fresh(read, values.half())
+        fresh = Fresh(read, values.to(self.sides[1].enters))
         out, weights = self._over(queries, fresh, how)
         self.entering = Entering(stored, fresh, queries.float(), weights)
         if not self.readers:

@@ -1,7 +1,7 @@
 """One tensor of a layer, keys or values, held packed and read packed: what attention asks of it."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from kvq_kernels import KernelError, Layout, Mark, Path, Store, packed_scores, packed_values
@@ -30,6 +30,10 @@ class Side(Protocol):
     @property
     def allocated(self) -> int:
         """The same with room for more tokens and with what is kept to find and read stored ones at once."""
+
+    @property
+    def enters(self) -> torch.dtype:
+        """What new tokens are rounded to before anything else."""
 
     def extend(self, x: Tensor) -> None:
         """Enter tokens, packing what is due."""
@@ -61,6 +65,7 @@ class StoreSide:
     store: Store
     turns: Turns | None
     path: Path
+    enters: ClassVar[torch.dtype] = torch.float16
 
     @property
     def tokens(self) -> int:
@@ -139,6 +144,10 @@ class StreamSide:
     @property
     def host_bytes(self) -> int:
         return self.stream.host_bytes
+
+    @property
+    def enters(self) -> torch.dtype:
+        return self.stream.enters
 
     def extend(self, x: Tensor) -> None:
         self.stream.append(x)

@@ -10,7 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from kvq_core.analysis.span import Span, span_figures, span_mean
-from kvq_core.pipeline.examples import packaged_store
+from kvq_core.pipeline.examples import example_ids, packaged_store
 from kvq_core.record.arrays import array
 from tests.browser.pages import open_view
 from tests.support.ui_record_factory import make_run
@@ -23,7 +23,7 @@ from ui.views.scripts import part
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 SHIPPED = packaged_store().load(home()["run"])
-CODE = "3c7095bed510b2ce"  # a run that ships, with acceptances
+CODE = example_ids()["qwen-keys"]  # with acceptances
 COMPUTED = f"""([json, spans]) => {{ {part("interval")} {part("span")}
     const run = readAlong(json);
     return spans.map(([first, last]) => figuresOf(run, first, last));

@@ -1,7 +1,8 @@
 """ggml's blocks: 32 channels of a token with an fp16 scale, as llama.cpp and its forks store rows.
 
 Scales are computed in float32 and stored in fp16; codes come from the scale before it was rounded, except where a class
-says otherwise (ggml-quants.c, quantize_row_*_ref). Bytes of a block are ggml's, their order is not.
+says otherwise (ggml-quants.c, quantize_row_*_ref). Bytes of a block are ggml's, their order is not. Rows come in
+float32, whatever the weights are (ggml_set_rows).
 """
 
 from collections.abc import Callable
@@ -40,6 +41,8 @@ def extremes(blocks: Tensor) -> Tensor:
 class WholeBlocks(TokenCodec):
     """q8_0: 34 bytes. A signed byte an element."""
 
+    enters = torch.float32
+
     def store(self, x: Tensor) -> dict[str, Tensor]:
         codes, scales = q8_0(_blocks(x))
         return {"codes": codes.flatten(-2), "scales": scales.squeeze(-1)}
@@ -55,6 +58,7 @@ class RangeBlocks(TokenCodec):
     """q4_1 and q5_1: 20 and 24 bytes. Even steps from a block's smallest element to its largest."""
 
     bits_per_code: int = 4
+    enters = torch.float32
 
     def store(self, x: Tensor) -> dict[str, Tensor]:
         blocks, last = _blocks(x), (1 << self.bits_per_code) - 1
@@ -78,6 +82,7 @@ class SignedBlocks(TokenCodec):
     whose sign the scale carries; an element as large on the other side is cut by one step."""
 
     bits_per_code: int = 4
+    enters = torch.float32
 
     @property
     def half(self) -> int:
@@ -107,6 +112,8 @@ class SignedBlocks(TokenCodec):
 class LevelBlocks(TokenCodec):
     """iq4_nl: 18 bytes. The nearest of sixteen levels, none of them zero, by a scale that makes the largest magnitude
     the outermost level; then the scale that fits these codes best, squares weighing each element."""
+
+    enters = torch.float32
 
     def store(self, x: Tensor) -> dict[str, Tensor]:
         blocks = _blocks(x)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from kvq_core.methods.base import Fitted, Prompt
@@ -14,6 +15,8 @@ from kvq_core.methods.formats.tokenwise import Format, TokenCodec
 @dataclass(frozen=True)
 class Bfloat16(TokenCodec):
     """Two bytes an element, rounded to the nearest, halves to even."""
+
+    enters = torch.float32
 
     def store(self, x: Tensor) -> dict[str, Tensor]:
         return {"codes": x.bfloat16()}
@@ -34,9 +37,6 @@ class Bf16(Format):
     name: ClassVar[str] = "bf16"
     title: ClassVar[str] = "BF16 cache"
     anywhere: ClassVar[bool] = True
-    deviations: ClassVar[tuple[str, ...]] = (
-        "Tokens that are decoded are rounded to fp16 first, as every lane's are: beyond 65504 they are infinite.",
-    )
 
     def fit(self, prompt: Prompt) -> Fitted:
         return Fitted(Bfloat16(), Bfloat16())

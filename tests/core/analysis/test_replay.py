@@ -5,10 +5,10 @@ import pytest
 
 from kvq_core.analysis.prompt_text import prompt_texts
 from kvq_core.analysis.replay import movement
-from kvq_core.pipeline.examples import packaged_store
+from kvq_core.pipeline.examples import example_ids, packaged_store
 from tests.support.ui_record_factory import make_run
 
-RECORD, ARRAYS = packaged_store().load("c871b8b9cf46ad57")  # windows of several methods, 485 tokens and 64
+RECORD, ARRAYS = packaged_store().load(example_ids()["five-ideas"])  # windows of several methods, 485 tokens and 64
 LANES = {lane.label: at for at, lane in enumerate(RECORD.lanes)}
 
 

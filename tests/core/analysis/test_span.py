@@ -8,10 +8,10 @@ from kvq_core.analysis.span import Span, fp16_token_bytes, read_span, span_figur
 from kvq_core.analysis.verdict import MIN_SCORED, mean_interval, verdict
 from kvq_core.errors import SpecError
 from kvq_core.metrics.drafting import tokens_a_step as measured_tokens_a_step
-from kvq_core.pipeline.examples import packaged_store
+from kvq_core.pipeline.examples import example_ids, packaged_store
 from tests.support.ui_record_factory import make_run
 
-CODE = "3c7095bed510b2ce"  # a run that ships, with acceptances
+CODE = example_ids()["qwen-keys"]  # with acceptances
 
 
 @pytest.fixture(scope="module")

@@ -200,9 +200,7 @@ def float32(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_we_store_is_what_llama_cpp_stores(
     tmp_path: Path, float32: Path, smollm: LoadedModel, monkeypatch: pytest.MonkeyPatch, name: str, rotate: bool
 ) -> None:
-    """Of the first two layers: deeper, a code that rounding noise put elsewhere has moved what comes after it. Lanes
-    round to fp16 what enters a cache, llama.cpp only then quantizes: of 8-bit codes that moves one in a hundred by one.
-    """
+    """Of the first two layers: deeper, a code that rounding noise put elsewhere has moved what comes after it."""
     monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", str(int(not rotate)))
     ids = smollm.encode("The mill stood on a causeway and worked with the tide, twice a day. " * 4)
     with LlamaCpp(float32, Types(name, name), 128, threads=1, saves=tmp_path) as engine:
@@ -220,10 +218,8 @@ def test_what_we_store_is_what_llama_cpp_stores(
             held = np.stack([held[..., :32], held[..., 32:]], -1).reshape(held.shape)
         ours = (held @ sylvester).swapaxes(1, 2).reshape(2, len(ids), -1, 32)
         own = theirs[part.kind == "value"][:2].reshape(ours.shape)
-        step = np.abs(own).max(-1, keepdims=True) / 127
-        off = np.abs(ours - own) / step  # in codes of 8 bits
-        assert (off < 2).mean() > 0.995
-        assert name != "q8_0" or (off < 0.5).mean() > 0.975
+        step = np.abs(own).max(-1, keepdims=True) / 127  # of 8 bits, so that scales may differ by their last bit
+        assert (np.abs(ours - own) < step / 2).mean() > 0.995
 
 
 @pytest.mark.parametrize("model", ["smollm2-135m-instruct-q4_1", "gguf:1d9614638d18024d"])

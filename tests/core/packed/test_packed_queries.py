@@ -57,6 +57,11 @@ def as_stored(method: Method, x: Tensor, which: int) -> Tensor:
     return torch.cat([read, x[:, :, end:PROMPT].half().float()], -2)
 
 
+def entered(method: Method, x: Tensor) -> Tensor:
+    """A new token's keys or values as the cache takes them: blocks of llama.cpp and its kin as they were computed."""
+    return x if method.name in ("q8_0", "q6_0", "q4_0") else x.half().float()
+
+
 def expected(asked: tuple[Tensor, Tensor], keys: Tensor, values: Tensor, new: int) -> Tensor:
     """Attention of the last ``new`` tokens; ``asked``: queries for keys of the cache, and for the new tokens' own."""
     total, heads = keys.shape[-2], asked[0].shape[1]
@@ -84,7 +89,7 @@ def test_a_step_reads_by_rounded_queries(method: Method, dim: int, new: int) -> 
     out = layer.attend(queries, keys, values, Scoring(SCALING))
     met = by_hand(queries)
     held = [as_stored(method, x, i) for i, x in enumerate(given[1:])]
-    k, v = (torch.cat([x, own.half().float()], -2) for x, own in zip(held, (keys, values), strict=True))
+    k, v = (torch.cat([x, entered(method, own)], -2) for x, own in zip(held, (keys, values), strict=True))
     found = expected((met, met if new == 1 else queries), k, v, new)
     torch.testing.assert_close(out.double(), found, rtol=0, atol=2e-5)
     assert (out.double() - expected((queries, queries), k, v, new)).abs().max() > 1e-4
@@ -100,7 +105,7 @@ def test_rounding_happens_behind_the_rotation(dim: int) -> None:
     matrix = torch.tensor(signs, dtype=torch.float64) * dim**-0.5
     met = by_hand(queries.double() @ matrix) @ matrix
     held = [as_stored(method, x, i) for i, x in enumerate(given[1:])]
-    k, v = (torch.cat([x, own.half().float()], -2) for x, own in zip(held, (keys, values), strict=True))
+    k, v = (torch.cat([x, entered(method, own)], -2) for x, own in zip(held, (keys, values), strict=True))
     out = layer.attend(queries, keys, values, Scoring(SCALING)).double()
     torch.testing.assert_close(out, expected((met, met), k, v, 1), rtol=0, atol=2e-5)
     wrong = by_hand(queries)
@@ -117,8 +122,8 @@ def test_queries_of_other_keys_stay(method: Method, windows: tuple[Window, Windo
     queries, keys, values = (x[:, :, PROMPT : PROMPT + 1] for x in given)
     held = [as_stored(method, x, i) for i, x in enumerate(given[1:])]
     if windows is not None:
-        held[0] = given[1][:, :, :PROMPT].half().float()
-    k, v = (torch.cat([x, own.half().float()], -2) for x, own in zip(held, (keys, values), strict=True))
+        held[0], keys = given[1][:, :, :PROMPT].half().float(), keys.half().float()
+    k, v = (torch.cat([x, entered(method, own)], -2) for x, own in zip(held, (keys, values), strict=True))
     out = layer.attend(queries, keys, values, Scoring(SCALING))
     torch.testing.assert_close(out.double(), expected((queries, queries), k, v, 1), rtol=0, atol=2e-5)
 
@@ -163,7 +168,7 @@ def test_fp8_rounds_queries_with_the_scale_of_the_keys_they_meet(scale: str) -> 
     queries, keys, values = (x[:, :, PROMPT : PROMPT + 1] for x in given)
     met = by_arithmetic(queries[0], given[1][0, :, :PROMPT])[None]
     held = [as_stored(method, x[:, :, :PROMPT], i) for i, x in enumerate(given[1:])]
-    k, v = (torch.cat([x, own.half().float()], -2) for x, own in zip(held, (keys, values), strict=True))
+    k, v = (torch.cat([x, entered(method, own)], -2) for x, own in zip(held, (keys, values), strict=True))
     out = layer.attend(queries, keys, values, Scoring(SCALING)).double()
     torch.testing.assert_close(out, expected((met, met), k, v, 1), rtol=0, atol=2e-5)
     assert (out - expected((queries, queries), k, v, 1)).abs().max() > 1e-4

@@ -1,0 +1,40 @@
+"""Rows that hold a pass's own tokens as the model computed them, and those that hold them in fp16."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvq_core.engine.cache import KINDS, Kind, LaneCache
+from kvq_core.engine.prefill import LayerGroup
+
+
+class AsComputed:
+    """The reference holds what it computed, and so do caches whose codecs take it (``Codec.enters``): some engines
+    quantize in float32. All others round a token to fp16 before anything else."""
+
+    def __init__(self, caches: Sequence[LaneCache], groups: Sequence[LayerGroup]):
+        """``caches`` of lanes 1, 2, ..."""
+        self._lanes: dict[tuple[int, Kind], frozenset[int]] = {}  # by model layer
+        for group in groups:
+            self._lanes |= {(layer, kind): frozenset([0]) for layer in group.layers for kind in KINDS}
+        self._device = {layer: group.device for group in groups for layer in group.layers}
+        for lane, cache in enumerate(caches, 1):
+            for part in cache.parts:
+                if part.rope is None and part.stream.enters == torch.float32:
+                    for layer in part.of_model(cache.layers):
+                        self._lanes[layer, part.kind] |= {lane}
+        self._rows: dict[tuple[frozenset[int], torch.device], Tensor] = {}
+
+    def reindex(self, lane_of: Sequence[int]) -> None:
+        """``lane_of[r]`` is row r's lane from now on."""
+        self._rows = {}
+        for (layer, _), lanes in self._lanes.items():
+            key = lanes, self._device[layer]
+            if key not in self._rows:
+                at = [lane in lanes for lane in lane_of]
+                self._rows[key] = torch.tensor(at, device=key[1]).view(-1, 1, 1, 1)
+
+    def held(self, layer: int, kind: Kind, x: Tensor) -> Tensor:
+        """A pass's keys or values x (rows, kv_heads, fresh, head_dim) as the rows hold them, in its dtype."""
+        return torch.where(self._rows[self._lanes[layer, kind], x.device], x, x.to(torch.float16).to(x.dtype))
