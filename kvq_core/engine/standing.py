@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -61,8 +61,16 @@ class Standing:
         self.states_running = [state for state in self.states if state.cache is not None]
         caches = [state.cache for state in self.states_running if state.cache is not None]
         self._stand(caches, prompt)
-        self._stepping = self.model.stepping()
-        self._forced = self._noisy(self._stepping)  # while the forced rows are fed
+
+    @cached_property
+    def _stepping(self) -> LoadedModel:
+        """The model as steps compute it, whose weights are laid out when one is taken first."""
+        return self.model.stepping()
+
+    @cached_property
+    def _forced(self) -> LoadedModel:
+        """The same while the forced rows are fed."""
+        return self._noisy(self._stepping)
 
     def _stand(self, caches: list[LaneCache], prompt: int) -> None:
         """Give each cache, of so many ``prompt`` tokens, a row, beside the reference's where that has one."""
@@ -111,12 +119,16 @@ class Standing:
         """Rows before the free ones: reference and forced lanes ride until the reference ends."""
         return len(self.rows.lane_of) - len(self._free)
 
+    def _stepper(self, fresh: int) -> LoadedModel:
+        """What computes a pass of so many tokens a row."""
+        return self._forced if self._forced_rows() or fresh > 1 else self._stepping
+
     def passed(self, ids: Tensor, hidden: bool = False) -> Tensor:
         """The forward of all rows' next tokens, which are in no store yet; the first half of ``_forward``."""
         with threads.one_thread(self.model.narrow):
             attend = self.rows if self.stress is None else self.stress.wrap(self.rows)
-            stepping = self._forced if self._forced_rows() or ids.shape[1] > 1 else self._stepping
-            forward = stepping.hidden if hidden else stepping.forward
+            stepper = self._stepper(ids.shape[1])
+            forward = stepper.hidden if hidden else stepper.forward
             return forward(ids, self.rows.tokens, attend, states=self._states)
 
     def settle(self, fresh: int) -> None:
