@@ -115,19 +115,26 @@ def measure(
     measured, in one comparison a text, and after each of theirs."""
     if missing := [Types.of(pair) for pair, row in rows.items() if "ours" not in row]:
         for types, found in zip(missing, ours(model, asked, missing, rotate), strict=True):
-            rows[str(types)]["ours"] = found
+            rows[str(types)] |= {"ours": found}
+            _judge(rows[str(types)], str(types), model.id)
         yield rows
     if left := [pair for pair, row in rows.items() if "llama_cpp" not in row]:
         reference = theirs(file, Types("f32", "f32"), asked)
         for pair in left:
             row = rows[pair]
             row["llama_cpp"] = mean_kld(reference, theirs(file, Types.of(pair), asked))
-            row["ratio"] = row["ours"] / row["llama_cpp"]
-            row["allowed"] = allowed(pair, row["llama_cpp"], model.id)
+            _judge(row, pair, model.id)
             print(
                 f"{pair:<16} llama.cpp {row['llama_cpp']:.3g}   ours {row['ours']:.3g}   {row['ratio']:.2f}", flush=True
             )
             yield rows
+
+
+def _judge(row: dict[str, Any], pair: str, model: str) -> None:
+    """Lay ours over theirs once both are known."""
+    if row.keys() >= {"ours", "llama_cpp"}:
+        row["ratio"] = row["ours"] / row["llama_cpp"]
+        row["allowed"] = allowed(pair, row["llama_cpp"], model)
 
 
 def main() -> None:
