@@ -15,7 +15,7 @@ from kvq_core.models.gguf.folder import Steps, last
 from kvq_core.models.loaded import LoadedModel
 from kvq_core.models.lockstep import ATTENTION, register
 from kvq_core.models.naming import dtype_here, known_by, unreadable
-from kvq_core.models.source import Source, announce, files_of, find, path_of, resolve
+from kvq_core.models.source import Files, Source, announce, files_of, find, path_of, resolve
 from kvq_core.models.support import check_config, check_model, check_room, check_weights
 from kvq_core.models.text_part import of_text, text_part
 from kvq_core.settings import settings
@@ -115,8 +115,7 @@ def _load(id: str, revision: str | None) -> LoadedModel:
     logging.disable_progress_bar()  # of the process, for good: progress is told through events
     source = resolve(id, revision)
     try:
-        folder, commit, config, renamed = _checked(id, source)
-        options = {"revision": commit or source.revision, "trust_remote_code": False}
+        (folder, commit, options), config, renamed = _checked(id, source)
         if not Path(source.place).is_dir():  # whoever loads without preparing: others may see how far it is
             last(announce(fetched_weights(source.place, commit or source.revision, lambda: None)))
         place = {"dtype": dtype_here(), **({"device_map": "auto"} if torch.cuda.is_available() else {})}
@@ -142,20 +141,19 @@ def _load(id: str, revision: str | None) -> LoadedModel:
     return _ready(LoadedModel(model=model, tokenizer=tokenizer, **known))
 
 
-def _checked(id: str, source: Source) -> tuple[Path, str | None, Any, dict[str, str] | None]:
-    """The folder of a model's files and the commit they are of, its configuration, and how names of weights change.
+def _checked(id: str, source: Source) -> tuple[Files, Any, dict[str, str] | None]:
+    """A model's files, its configuration, and how names of weights change.
 
     Raises ModelError where the engine, or this machine's memory, cannot take it, and what transformers raises.
     """
     from transformers import AutoConfig
 
-    folder, commit = files_of(source)
-    options = {"revision": commit or source.revision, "trust_remote_code": False}
-    config, renamed = text_part(AutoConfig.from_pretrained(source.place, **options))
+    files = files_of(source)
+    config, renamed = text_part(AutoConfig.from_pretrained(source.place, **files.options))
     check_config(config)
     if not torch.cuda.is_available():
         check_room(id, config)
-    return folder, commit, config, renamed
+    return files, config, renamed
 
 
 def _ready(loaded: LoadedModel) -> LoadedModel:

@@ -34,8 +34,7 @@ def outline(id: str, revision: str | None = None) -> LoadedModel:
         return held
     source = resolve(id, revision)
     try:
-        folder, commit = files_of(source)
-        options = {"revision": commit or source.revision, "trust_remote_code": False}
+        folder, commit, options = files_of(source)
         config, _ = text_part(AutoConfig.from_pretrained(source.place, **options))
         check_config(config)
         with torch.device("meta"):
@@ -58,7 +57,7 @@ def identity_of(id: str, revision: str | None = None) -> dict[str, Any]:
     check_allowed(id, revision)
     source = resolve(id, revision)
     try:
-        folder, commit = files_of(source)
+        folder, commit, _ = files_of(source)
     except OSError as error:
         raise unreadable(id, error) from None
     return known_by(source, id, folder, commit)

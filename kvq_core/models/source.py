@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvq_core.errors import PATH, ModelError, abbreviate, excerpt
 from kvq_core.machine import files
@@ -70,13 +70,22 @@ def resolve(id: str, revision: str | None) -> Source:
     return last(find(id, revision))
 
 
-def files_of(source: Source) -> tuple[Path, str | None]:
-    """The folder a model's files lie in, and for a model of the Hub the commit they are of: a branch may move while it
-    is loaded. Raises OSError for a model that cannot be had."""
+class Files(NamedTuple):
+    """The folder a model's files lie in, for a model of the Hub the commit they are of, and how transformers is to read
+    them: a branch may move while it is loaded, and a Hub that cannot be reached is not to be asked."""
+
+    folder: Path
+    commit: str | None
+    options: dict[str, Any]
+
+
+def files_of(source: Source) -> Files:
+    """Where a model is read from. Raises OSError for one that cannot be had."""
     from transformers.utils.hub import cached_file, extract_commit_hash
 
+    options: dict[str, Any] = {"revision": source.revision, "trust_remote_code": False}
     if Path(source.place).is_dir():
-        return Path(source.place), None
+        return Files(Path(source.place), None, options)
     online = reachable()
     try:
         config = cached_file(source.place, "config.json", revision=source.revision, local_files_only=not online)
@@ -84,7 +93,9 @@ def files_of(source: Source) -> tuple[Path, str | None]:
         if online:
             raise
         raise unreachable() from None
-    return Path(str(config)).parent, extract_commit_hash(config, None)
+    commit = extract_commit_hash(config, None)
+    options |= {"revision": commit or source.revision, "local_files_only": not online}
+    return Files(Path(str(config)).parent, commit, options)
 
 
 def path_of(id: str) -> Path | None:

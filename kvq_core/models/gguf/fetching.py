@@ -94,7 +94,7 @@ def _lacking(repo: str, revision: str | None) -> list[str]:
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError
 
-    if isinstance(try_to_load_from_cache(repo, WEIGHTS, revision=revision), str):
+    if isinstance(try_to_load_from_cache(repo, WEIGHTS, revision=revision), str) or not reachable():
         return []
     try:
         _told(repo, WEIGHTS, revision)

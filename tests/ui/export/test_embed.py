@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from kvq_core.cli.main import main as cli
 from kvq_core.errors import SpecError
-from kvq_core.pipeline.examples import packaged_store
+from kvq_core.pipeline.examples import example_ids, packaged_store
 from kvq_core.store.store import open_store
 from scripts.project_site import PAGES, SITE, site
 from tests.support.ui_record_factory import make_run
@@ -128,7 +128,7 @@ def test_the_card_as_png_has_every_shape_of_the_card():
 
 def test_the_projects_site_shows_three_runs_that_ship_and_fetches_nothing():
     index = (SITE / "index.html").read_text(encoding="utf-8")
-    for run, view in PAGES:
+    for run, view in ((example_ids()[example], view) for example, view in PAGES):
         page = (SITE / f"{run}-{view}.html").read_text(encoding="utf-8")
         assert run in SHIPPED and f'src="{run}-{view}.html"' in index and f"run {run}" in page
         assert len(page.encode()) < MOST_BYTES and not re.search(r"(src|href)=\"(?!data:)", page)
