@@ -47,10 +47,12 @@ def ratio(ours: list[float], theirs: list[float]) -> dict[str, Any]:
     return means | {"ratio": means["ours"] / means["llama_cpp"], "low": float(found.low), "high": float(found.high)}
 
 
-def measure(model: LoadedModel, file: Path, types: Types, some: list[Text]) -> tuple[list[float], list[float]]:
-    """Of every text the mean KLD here, and in llama.cpp."""
+def measure(
+    model: LoadedModel, file: Path, types: Types, some: list[Text], rotate: bool = True
+) -> tuple[list[float], list[float]]:
+    """Of every text the mean KLD here, and in llama.cpp, where the environment says whether it rotates."""
     asked = texts_from(model, some, SCORED + 1)
-    own = [float(kld.mean()) for kld, _ in kld_of(model, [lane_of(types)], asked)[0]]
+    own = [float(kld.mean()) for kld, _ in kld_of(model, [lane_of(types, rotate)], asked)[0]]
     both = zip(theirs(file, FULL, asked), theirs(file, types, asked), strict=True)
     return own, [mean_kld([reference], [found]) for reference, found in both]
 
