@@ -115,7 +115,7 @@ def measure(
     measured, in one comparison a text, and after each of theirs."""
     if missing := [Types.of(pair) for pair, row in rows.items() if "ours" not in row]:
         for types, found in zip(missing, ours(model, asked, missing, rotate), strict=True):
-            rows[str(types)] |= {"ours": found}
+            rows[str(types)]["ours"] = found
             _judge(rows[str(types)], str(types), model.id)
         yield rows
     if left := [pair for pair, row in rows.items() if "llama_cpp" not in row]:
