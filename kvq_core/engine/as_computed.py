@@ -36,5 +36,8 @@ class AsComputed:
                 self._rows[key] = torch.tensor(at, device=key[1]).view(-1, 1, 1, 1)
 
     def held(self, layer: int, kind: Kind, x: Tensor) -> Tensor:
-        """A pass's keys or values x (rows, kv_heads, fresh, head_dim) as the rows hold them, in its dtype."""
-        return torch.where(self._rows[self._lanes[layer, kind], x.device], x, x.to(torch.float16).to(x.dtype))
+        """A pass's keys or values x (rows, kv_heads, fresh, head_dim) as the rows hold them, in its dtype, on
+        the device that holds the layer's."""
+        rows = self._rows[self._lanes[layer, kind], self._device[layer]]
+        x = x.to(rows.device)
+        return torch.where(rows, x, x.to(torch.float16).to(x.dtype))
