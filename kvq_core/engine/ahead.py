@@ -65,7 +65,21 @@ class Ahead:
 
     def passes(self, tokens: int, most: int = MOST) -> list[int] | None:
         """How many of so many known ``tokens`` each pass takes, at ``most``; None where one by one is as fast."""
-        ends = {*range(most, tokens, most), tokens}
+        ends = self._ends(tokens)
+        if ends is None:
+            return None
+        starts = [0, *sorted(ends | {*range(most, tokens, most), tokens})]
+        sizes = [end - start for start, end in zip(starts, starts[1:], strict=False)]
+        return sizes if len(sizes) * FEWEST <= tokens else None
+
+    def at_once(self, tokens: int) -> int:
+        """How many of the next ``tokens`` one pass may take, be they known or guessed."""
+        ends = self._ends(tokens)
+        return 1 if ends is None else min(ends, default=tokens)
+
+    def _ends(self, tokens: int) -> set[int] | None:
+        """After how many of the next tokens a pass has to end; None where it takes one."""
+        ends = set[int]()
         for cache in self._caches:
             for part in cache.parts:
                 if cache.observes or cache.selects or not isinstance(part.stream, Stream):
@@ -73,9 +87,7 @@ class Ahead:
                 if not part.local:
                     left = part.stream.boundaries(tokens)
                     ends |= {at for at in range(1, tokens) if left[at] != left[at - 1]}
-        starts = [0, *sorted(ends)]
-        sizes = [end - start for start, end in zip(starts, starts[1:], strict=False)]
-        return sizes if len(sizes) * FEWEST <= tokens else None
+        return ends
 
     def reread(self, layer: int, kind: int, tails: Tensor, prefix: int, fresh: int) -> Reread | None:
         """What is read of a layer's tails (rows, kv_heads, tokens, head_dim) of keys (``kind`` 0) or values (1), which

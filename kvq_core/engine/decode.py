@@ -1,13 +1,14 @@
 """Lock-step decoding: one batched forward a step for the reference, the forced lanes and the free lanes."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from kvq_core.engine.ahead import Ahead, pass_tokens, read_at_once
 from kvq_core.engine.cache import LaneCache
+from kvq_core.engine.drafts import Drafts
 from kvq_core.engine.lane_state import Finish
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
@@ -23,6 +24,7 @@ from kvq_core.spec import ComparisonSpec, Lane
 # logits of the reference (n, vocabulary) and of the forced lanes (lanes, n, vocabulary), and the n tokens that follow
 Score = Callable[[Tensor, Tensor, list[int]], None]
 Close = Callable[[Rows], None]
+Kept = Callable[[Tensor], int]
 
 
 class Decode(Standing):
@@ -38,18 +40,21 @@ class Decode(Standing):
         given: list[int] | None = None,
         follow: list[int] | None = None,
         answered: Tensor | None = None,
+        known: Sequence[list[int]] = (),
     ):
         """``given``: the reference's answer, of other lanes' batch or of another file, which is followed here, too.
         ``follow``: the ids of a continuation, where they are known. ``answered``: the reference's logits (positions,
-        vocabulary) by scored position, of a batch of its own; then it has no row beside the lanes."""
+        vocabulary) by scored position, of a batch of its own; then it has no row beside the lanes. ``known``: other
+        texts that a lane may go on as."""
         if follow is None and spec.continuation is not None:
             follow = model.encode(spec.continuation)
         self.follow = follow
         total = len(follow) if follow is not None else spec.max_new_tokens
         super().__init__(model, prefill, spec, lanes, stress, total, answered is None)
-        self._given, self._answered = given, answered
+        self._given, self._answered, self._known = given, answered, known
         self._lead: Decode | None = None  # the reference by itself, where its answer is written before lanes are fed
         self._begun: LaneCache | None = None  # of a lane that writes its own text afterwards, the prompt's alone
+        self._drafts: Drafts | None = None  # of what it writes
         self._passes: list[int] = []  # how many tokens each pass takes, where the answer is known beforehand
         self.token_ids: list[int] = []
         self.finish: Finish | None = None
@@ -66,7 +71,7 @@ class Decode(Standing):
         yield from self._know()
         sampler = Sampler(self.spec.temperature, self.spec.seed)
         self._begin(sampler, close)
-        while not self._over():
+        while not self._over() and self._drafts is None:
             fed = self._fed()
             forced = self._forced_rows() if fed else 0
             hidden = len(fed) > 1  # of a chunk the head reads a part at a time
@@ -85,19 +90,20 @@ class Decode(Standing):
             if hidden and self.model.device.type == "cpu":
                 release_memory()  # what a chunk took, the allocator would keep beside what the next one takes
             yield
+        while self._drafts is not None and not self._over():
+            self._write(self._drafts, sampler)
+            yield
 
     def _know(self) -> Iterator[None]:
         """Where nothing but the forced rows' logits is wanted of the lanes, or of one lane alone, let the reference
-        answer first, a turn a step: then its tokens are fed many at once, which reads the weights once a pass; see
-        engine/ahead.py."""
+        answer first, a turn a step: then its tokens are fed many at once; see engine/ahead.py."""
         running = [state.cache for state in self.states_running if state.cache is not None]
         alone = self._first == 0 and len(running) == 1
         asked = self.follow is not None or self.rows.tap is not None or (self.spec.free_text and not alone)
         if asked or not running or not self.model.shape.in_chunks:
             return
         ahead = Ahead(running, self._first)
-        total = len(self.prefill.ids) + self.total
-        most = pass_tokens(len(self.rows.lane_of), self.model.shape.query_heads, total)
+        most = pass_tokens(len(self.rows.lane_of), self.model.shape.query_heads, len(self.prefill.ids) + self.total)
         passes = ahead.passes(self.total - 1, most) if self.total > 1 else None
         if passes is None:
             return
@@ -111,9 +117,8 @@ class Decode(Standing):
     def _led(self) -> Iterator[None]:
         """The reference answers by itself."""
         self._lead = Decode(self.model, self.prefill, self.spec, [], self.stress)
-        for stage in (self._lead.encode(), self._lead.fill()):
-            for _ in stage:
-                pass
+        for _ in (*self._lead.encode(), *self._lead.fill()):
+            pass
         yield from self._lead.steps(lambda reference, lanes, follow: None, None, lambda rows: None)
         self._given = self._lead.token_ids
         self.step_seconds += self._lead.step_seconds
@@ -140,7 +145,24 @@ class Decode(Standing):
         sampler = Sampler(self.spec.temperature, self.spec.seed)
         for _ in state.token_ids:
             sampler.draw(self.prefill.logits.shape[-1])
+        self._drafts = Drafts(self.rows.ahead, [*self._known, self.token_ids], [*self.prefill.ids, *state.token_ids])
         return sampler
+
+    def _write(self, drafts: Drafts, sampler: Sampler) -> None:
+        """The one row that is left reads its last token and guesses at what follows, and keeps those it chooses."""
+        written = self._free[0].token_ids
+        at, guessed = len(written), drafts.guess(self.total - len(written))
+
+        def kept(out: Tensor) -> int:
+            for logits, guess in zip(self._stepping.head(out)[0], [*guessed, None], strict=True):
+                self._extend_free(self._chosen(sampler, logits[None]))
+                if self._free[0].finish or written[-1] != guess:
+                    break
+            return len(written) - at
+
+        self._forward([[written[-1], *guessed]], True, kept)
+        drafts.extend(written[at:])
+        self._drop_finished()
 
     @property
     def written(self) -> list[int]:
@@ -266,13 +288,13 @@ class Decode(Standing):
             state.free = None
         self._free = [state for state in self._free if state not in gone]
 
-    def _forward(self, inputs: list[list[int]], hidden: bool = False) -> Tensor:
+    def _forward(self, inputs: list[list[int]], hidden: bool = False, kept: Kept | None = None) -> Tensor:
         """One batched forward of all rows and the upkeep of their caches: logits (rows, tokens, vocabulary), or what
-        the head reads, (rows, tokens, hidden size)."""
-        self._stepper(len(inputs[0]))  # laid out before the time of steps is taken
+        the head reads, (rows, tokens, hidden size), which may tell how many of the tokens are ``kept``."""
+        self._stepper()  # laid out before the time of steps is taken
         began = time.perf_counter()
         out = self.passed(torch.tensor(inputs), hidden)
-        self.settle(len(inputs[0]))
+        self.settle(len(inputs[0]) if kept is None else kept(out))
         self.step_seconds.append(time.perf_counter() - began)
         self.step_rows.append(len(inputs))
         return out

@@ -119,15 +119,15 @@ class Standing:
         """Rows before the free ones: reference and forced lanes ride until the reference ends."""
         return len(self.rows.lane_of) - len(self._free)
 
-    def _stepper(self, fresh: int) -> LoadedModel:
-        """What computes a pass of so many tokens a row."""
-        return self._forced if self._forced_rows() or fresh > 1 else self._stepping
+    def _stepper(self) -> LoadedModel:
+        """What computes a pass of these rows."""
+        return self._forced if self._forced_rows() else self._stepping
 
     def passed(self, ids: Tensor, hidden: bool = False) -> Tensor:
         """The forward of all rows' next tokens, which are in no store yet; the first half of ``_forward``."""
         with threads.one_thread(self.model.narrow):
             attend = self.rows if self.stress is None else self.stress.wrap(self.rows)
-            stepper = self._stepper(ids.shape[1])
+            stepper = self._stepper()
             forward = stepper.hidden if hidden else stepper.forward
             return forward(ids, self.rows.tokens, attend, states=self._states)
 
