@@ -21,7 +21,18 @@ EXAMPLES = (
     "  python -m kvq_core inspect HuggingFaceTB/SmolLM2-135M-Instruct --no-remedies\n"
     "  python -m kvq_core inspect folder/with/config.json --memory 24GB --context 32768 --batch 8"
 )
-_HEADER = ("layer", "key bias", "constant", "key outliers", "key rank", "value rank", "first 4", "score Δ", "centred")
+_HEADER = (
+    "layer",
+    "key bias",
+    "norm gain",
+    "constant",
+    "key outliers",
+    "key rank",
+    "value rank",
+    "first 4",
+    "score Δ",
+    "centred",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def inspect(arguments: argparse.Namespace) -> None:
     """Look at a model and print what was found; of one that cannot be run, what its configuration says."""
+    from kvq_core.models.source import Incomplete
     from kvq_core.sizing.fit import fit_of_folder
 
     asked = fit_cli.asked_for(arguments)
@@ -43,6 +55,8 @@ def inspect(arguments: argparse.Namespace) -> None:
         return
     try:
         found, fits = _looked_at(arguments, asked)
+    except Incomplete:
+        raise
     except ModelError as error:
         if (known := fit_cli.fit_of_path(arguments.model, asked)) is None:
             raise
@@ -108,7 +122,7 @@ def _layer(facts: "LayerFacts", figures: "LayerFigures") -> tuple[str, ...]:
     numbers = (figures.constant, figures.key_outliers, figures.key_rank, figures.value_rank)
     return (
         str(facts.layer),
-        "-" if facts.key_bias is None else f"{facts.key_bias:.1f}",
+        *("-" if norm is None else f"{norm:.1f}" for norm in (facts.key_bias, facts.key_norm_gain)),
         *("-" if value is None else f"{value:.1f}" for value in numbers),
         f"{figures.first_tokens:.0%}",
         f"{figures.score_error:.2f}",

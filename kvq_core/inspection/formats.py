@@ -1,5 +1,6 @@
 """Stored bytes of a model's cache in every format, by length: what real packed tensors of its shape take."""
 
+import itertools
 from dataclasses import replace
 
 import torch
@@ -18,7 +19,8 @@ LENGTHS = (2_048, 8_192, 32_768, 131_072)  # tokens of a context
 
 
 def formats_of(model: LoadedModel) -> tuple[Format, ...]:
-    """Every method at its defaults, on one layer of the model's shape filled with random numbers.
+    """Every method at its defaults, on a layer of the model's shape filled with random numbers, or on the fewest of
+    which it stores one.
 
     Widths that a method reads from the data (QAQ's) are those of random numbers; a run measures them on a prompt's.
     """
@@ -42,10 +44,12 @@ def _growth(model: LoadedModel, lane: Lane) -> Growth:
     """Raises MethodError where the method lacks what it needs of the model, such as codebooks."""
     held = [window.sink + window.recent + (window.step or 0) for window in lane.windows()]
     tokens = max(256, 2 * max(held))  # enough that some leave every window
-    shape = replace(model.shape, layers=1, scaling=model.shape.scaling[:1], kinds=())
+    method = lane.build()
+    count = next(layers for layers in itertools.count(1) if len(method.kept_layers(layers)) < layers)
+    shape = replace(model.shape, layers=count, scaling=model.shape.scaling[:count], kinds=())
     random = torch.Generator().manual_seed(0)
-    kv, q = (1, shape.kv_heads, tokens, shape.head_dim), (1, shape.query_heads, tokens, shape.head_dim)
+    kv, q = (count, shape.kv_heads, tokens, shape.head_dim), (count, shape.query_heads, tokens, shape.head_dim)
     keys, values, queries = (torch.randn(size, generator=random) for size in (kv, kv, q))
-    group = LayerGroup([0], torch.device("cpu"), keys, values, queries, shape.scaling)
-    rope = model.rope(tokens).on(model.shape.full[:1])
+    group = LayerGroup([*range(count)], torch.device("cpu"), keys, values, queries, shape.scaling)
+    rope = model.rope(tokens).on(model.shape.full[:1] * count)
     return Growth.of(lane, measure(LaneCache.of_prompt(lane, [group], rope, model.ref), shape), shape)

@@ -13,7 +13,8 @@ from ui.html.escape import plot_safe, shorten
 from ui.html.numbers import significant
 from ui.html.tokens import TOKENS
 
-ROW, LOW_ROW, MANY = 34, 24, 12  # px of a lane, of one of many, and lanes that are not yet many
+ROW, LOW_ROW, MANY = 42, 24, 12  # px of a lane, of one of many, and lanes that are not yet many
+ABOVE = 13  # px from a lane's point to the middle of its name, which stands over it where lanes are few
 WIDEST = 2.0  # how far beyond the means an axis goes for intervals: of few prompts they can reach far beyond all else
 GROUNDS = {tone: TOKENS.light[tone] for tone in ("good", "warn", "bad")}
 _QUIET: dict[str, Any] = {"showarrow": False, "font": {"size": 11, "color": INK}}
@@ -42,18 +43,28 @@ def forest(result: StudyResult, model: str) -> go.Figure | None:
     for row, (at, line) in enumerate(found):
         _row(figure, row, at, line, low, high)
     _floors(figure, found[0][1], low, high)
-    names = [f"{plot_safe(shorten(line['label'], 26))} " for _, line in found]
+    _names(figure, [line["label"] for _, line in found])
+    figure.update_xaxes(title_text="mean KLD over prompts, nats", type="log", **log_axis(low, high))
+    figure.update_layout(showlegend=False)
+    return label_figure(figure, "Forest plot: mean KLD of every lane with its 95 % interval, tiers and noise floors")
+
+
+def _names(figure: go.Figure, labels: list[str]) -> None:
+    """Of few lanes over their rows, which leaves the width to the axis; of many beside them."""
+    few = len(labels) <= MANY
+    names = [plot_safe(shorten(label, 36 if few else 22)) for label in labels]
+    for row, name in enumerate(names if few else ()):
+        place = {"x": 0, "xref": "paper", "xanchor": "left", "y": row, "yshift": ABOVE}
+        figure.add_annotation(text=name, showarrow=False, font={"size": 12, "color": INK}, **place)
     figure.update_yaxes(
-        tickvals=list(range(len(found))),
-        ticktext=names,
-        range=[len(found) - 0.4, -0.6],
+        tickvals=list(range(len(labels))),
+        ticktext=[f"{name} " for name in names],
+        showticklabels=not few,
+        range=[len(labels) - 0.4, -0.75 if few else -0.6],
         showgrid=False,
         zeroline=False,
         automargin=True,
     )
-    figure.update_xaxes(title_text="mean KLD over prompts, nats", type="log", **log_axis(low, high))
-    figure.update_layout(showlegend=False)
-    return label_figure(figure, "Forest plot: mean KLD of every lane with its 95 % interval, tiers and noise floors")
 
 
 def _row(figure: go.Figure, row: int, at: int, line: dict[str, Any], low: float, high: float) -> None:

@@ -18,6 +18,8 @@ CLOSE = 0.2  # of the width: a point so near on the right takes the room of a la
 AXIS = 0.3  # of the width, up to which a label on the left would stand on the axis
 NAMED = 10  # lanes from which on only those on the front carry their names, where these have room
 WIDE, LETTER = 560, 6.4  # px: of the points' ground on a narrow page, and of a letter
+NARROWEST = 240  # px: of that ground on a telephone
+LONGEST = 22  # letters of a name
 
 
 def pareto(result: StudyResult, model: str) -> go.Figure | None:
@@ -75,7 +77,7 @@ def _has_room(held: tuple[float, float, str], dots: list[tuple[float, float]], l
     """Whether a name fits on the side of its point that ``_labels`` takes, and on none of the other points."""
     across, kld, label = held
     px = (HEIGHT - MARGIN["t"] - MARGIN["b"]) / math.log(high / low)
-    width = (9 + LETTER * len(shorten(label, 22))) / WIDE
+    width = (9 + LETTER * len(shorten(label, LONGEST))) / WIDE
     near = [x - across for x, other in dots if abs(math.log(other / kld)) * px < LINE and (x, other) != (across, kld)]
     if _side(across, any(0 < apart < CLOSE for apart in near)) == "right":
         return across - width >= 0 and not any(-width < apart < 0 for apart in near)
@@ -92,8 +94,9 @@ def _labels(figure: go.Figure, held: list[tuple[float, float, str]], widest: flo
         side = _side(across, crowded)  # the end of the label that is at the point
         free = min(max(top - 8, last.get(side, -LINE) + LINE), inner - 6)
         last[side] = free
+        longest = min(LONGEST, int((across * NARROWEST - 9) / LETTER)) if side == "right" else LONGEST  # up to the axis
         figure.add_annotation(
-            text=plot_safe(shorten(label, 22)),
+            text=plot_safe(shorten(label, longest)),
             x=across * widest,
             y=math.log10(kld),
             xanchor=side,

@@ -1,7 +1,7 @@
 """What is known of a model before any run, as markup: one line of what a look found and of what fits, and behind it the
 layers, the remedies and the formats."""
 
-from kvq_core.inspection.report import Format, Inspection, LayerFigures, Remedy, spans
+from kvq_core.inspection.report import Format, Inspection, LayerFacts, LayerFigures, Remedy, spans
 from kvq_core.inspection.rules import rules
 from kvq_core.sizing.fit import Fit
 from ui.html.escape import safe
@@ -62,7 +62,8 @@ def _layers(found: Inspection) -> str:
         return ""
     limit = rules().score_error.value
     most = max(2 * limit, *(layer.score_error for layer in found.figures))
-    bars = "".join(_bar(layer, most, layer.layer in found.at_risk_layers) for layer in found.figures)
+    risks, facts = found.at_risk_layers, found.facts.layers
+    bars = "".join(_bar(facts[own.layer], own, most, own.layer in risks) for own in found.figures)
     said = "; ".join(f"layer {layer.layer}: {significant(layer.score_error, 2)}" for layer in found.figures)
     return (
         "<h3>Layers</h3><p>What keys per token at 4 bits do to each layer's attention scores, in nats. From the line "
@@ -73,13 +74,15 @@ def _layers(found: Inspection) -> str:
     )
 
 
-def _bar(layer: LayerFigures, most: float, at_risk: bool) -> str:
+def _bar(facts: LayerFacts, layer: LayerFigures, most: float, at_risk: bool) -> str:
     told = [f"layer {layer.layer}: {significant(layer.score_error, 2)} nats"]
     if layer.centred_score_error is not None:
         told.append(f"centred {significant(layer.centred_score_error, 2)}")
     told.append(f"key channels up to {significant(layer.key_outliers, 2)} times the median one")
     told.append(f"effective rank of keys {layer.key_rank:.0f}, of values {layer.value_rank:.0f}")
     told.append(f"{layer.first_tokens:.0%} of the attention on the first tokens")
+    for name, value in (("norm of the key bias", facts.key_bias), ("gain of the norm on keys", facts.key_norm_gain)):
+        told += [] if value is None else [f"{name} {significant(value, 3)}"]
     kind = ' class="risk"' if at_risk else ""
     return f'<b{kind} style="height:{_height(layer.score_error, most)}%" title="{safe("; ".join(told))}"></b>'
 

@@ -5,6 +5,7 @@ many ways on damaged files. Format: https://github.com/ggml-org/ggml/blob/master
 """
 
 import mmap
+import re
 import struct
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT
 
 from kvq_core.errors import ModelError, excerpt
 
+PART = re.compile(r"[-.]\d+-of-(?!0*1\.)\d+\.gguf$", re.IGNORECASE)  # of a model in more than one, by its name
 _VERSIONS = (2, 3)
 _FORMS = {
     GGUFValueType.UINT8: "B",
@@ -105,10 +107,11 @@ def read_header(path: Path) -> Header:
         raise ModelError(f"{_called(path)} is not a whole GGUF file: {reason}. Download it again.") from None
     except OSError as error:
         raise ModelError(f"{_called(path)} cannot be read: {error.strerror}.") from None
-    if values.get("split.count", 1) not in (0, 1):
+    if values.get("split.count", 1) not in (0, 1) or PART.search(path.name):
+        count = f"{excerpt(values['split.count'])}" if "split.count" in values else "several"
         raise ModelError(
-            f"{_called(path)} is one of {excerpt(values['split.count'])} parts of a model, and models in parts are not "
-            "read. Merge them with llama.cpp's llama-gguf-split --merge, or pick a quantization in one file."
+            f"{_called(path)} is one of {count} parts of a model, and models in parts are not read. Merge them "
+            "with llama.cpp's llama-gguf-split --merge, or pick a quantization in one file."
         )
     return Header(path, values, entries)
 

@@ -1,11 +1,13 @@
 """GGUF files of the Hub, named as llama.cpp's ``-hf`` names them: ``owner/repo:Q4_K_M`` or ``owner/repo:file.gguf``."""
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 
 from kvq_core.errors import ModelError, abbreviate, excerpt
-from kvq_core.models.gguf.fetching import Fetched, fetched
+from kvq_core.models.gguf.fetching import Fetched, fetched, reachable, unreachable
+from kvq_core.models.gguf.header import PART
 
-_PART = re.compile(r"[-.]\d+-of-\d+\.gguf$", re.IGNORECASE)
 _ID = re.compile(r"([\w.-]+/[\w.-]+):([^:]+)")
 _PARTS = (
     "models in parts are not read. Merge them with llama.cpp's llama-gguf-split --merge and give the file's path, or "
@@ -28,11 +30,10 @@ def download(repo: str, wanted: str, revision: str | None) -> Fetched:
     from huggingface_hub import list_repo_files
 
     try:
-        if wanted.lower().endswith(".gguf"):
-            name = wanted
-        else:
-            name = chosen(repo, wanted, list_repo_files(repo, revision=revision))
-        if _PART.search(name):
+        if not reachable():
+            return _held(repo, wanted, revision)
+        name = _named(repo, wanted, lambda: list_repo_files(repo, revision=revision))
+        if PART.search(name):
             raise ModelError(f"{repo}:{abbreviate(name)} is one of the parts of a model, and {_PARTS}")
         return (yield from fetched(repo, name, revision))
     except ModelError:
@@ -45,6 +46,26 @@ def download(repo: str, wanted: str, revision: str | None) -> Fetched:
         ) from None
 
 
+def _named(repo: str, wanted: str, names: Callable[[], list[str]]) -> str:
+    """The file that is meant, of those there are."""
+    return wanted if wanted.lower().endswith(".gguf") else chosen(repo, wanted, names())
+
+
+def _held(repo: str, wanted: str, revision: str | None) -> Path:
+    """The file in the Hub's cache. Raises OSError where it is not there."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(repo, revision=revision, local_files_only=True))
+        held = [file.relative_to(folder).as_posix() for file in folder.rglob("*.gguf")]
+        path = folder / _named(repo, wanted, lambda: held)
+    except (OSError, ValueError, ModelError):
+        raise unreachable() from None
+    if not path.is_file():
+        raise unreachable()
+    return path
+
+
 def chosen(repo: str, quantization: str, names: list[str]) -> str:
     """The one file of that quantization, in whatever case its name has it.
 
@@ -55,7 +76,7 @@ def chosen(repo: str, quantization: str, names: list[str]) -> str:
     found = [name for name in models if pattern.search(name)]
     if len(found) == 1:
         return found[0]
-    if found and all(map(_PART.search, found)):
+    if found and all(map(PART.search, found)):
         raise ModelError(
             f"{repo} has the quantization {excerpt(quantization)} in {len(found)} parts alone, and {_PARTS}"
         )

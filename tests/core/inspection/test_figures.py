@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.architectures import tiny_of
+from kvq_core.cli.fit import fit_of_loaded
 from kvq_core.cli.inspect import describe
 from kvq_core.inspection import inspect_model
 from kvq_core.inspection.figures import QUERIES, effective_rank
+from kvq_core.inspection.formats import formats_of
 from kvq_core.inspection.look import NOT_LOOKED, TOKENS, Look
 from kvq_core.inspection.report import spans
+from kvq_core.models import LoadedModel
+from kvq_core.sizing.fit import FitRequest
 from tests.support.reading_models import Letters, small
 
 
@@ -97,6 +101,15 @@ def test_bytes_of_formats_are_those_of_a_run() -> None:
     assert formats["kivi"].nbytes[2048] == elements * (2048 * packed + (2048 - 32) * packed + 32 * 2)
     assert formats["commvq"].nbytes == {}
     assert "codebooks" in (formats["commvq"].why_not or "")
+
+
+def test_bytes_of_formats_are_those_that_say_what_fits(smollm: LoadedModel) -> None:
+    """Layers that a format leaves in fp16, such as TurboQuant's first and last two, are counted once in a model."""
+    looked = {each.method: each.nbytes[8192] for each in formats_of(smollm) if each.nbytes}
+    fits = fit_of_loaded(smollm, smollm.id, FitRequest(context=8192)).formats
+    alike = {each.method: each.tensors for each in fits if not each.knobs}
+    assert len(alike) > 15 and alike["turboquant"] != alike["fp16"]
+    assert alike == {name: looked[name] for name in alike}
 
 
 @pytest.mark.few(sample=2)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from kvq_core.cli.main import main
 from kvq_core.errors import ModelError
 from kvq_core.models import load
 from tests.core.models.test_model_identity import written
@@ -84,6 +85,13 @@ def refusal(id: str, home: Path) -> str:
 )
 def test_what_is_not_known_is_refused_by_name(tmp_path, home: Path, keys: dict[str, Any], said: str) -> None:
     assert said in refusal(str(write(tmp_path / "m.gguf", source("llama"), **keys)), home)
+
+
+def test_a_part_is_known_by_its_name_as_well(tmp_path, home: Path) -> None:
+    assert "is one of several parts of a model" in refusal(
+        str(write(tmp_path / "m-00001-of-00003.gguf", source("llama"))), home
+    )
+    assert load(str(write(tmp_path / "m-00001-of-00001.gguf", source("llama")))).id.startswith("gguf:")
 
 
 def test_keys_that_change_nothing_are_passed_over(tmp_path) -> None:
@@ -224,11 +232,14 @@ def test_files_that_are_not_there_and_folders_named_so(tmp_path, home: Path) -> 
     assert "not a model directory or .gguf file" in refusal(str(tmp_path / "folder.gguf"), home)
 
 
-def test_a_directory_without_tokenizer_is_one_line(tmp_path, home: Path) -> None:
+def test_a_directory_without_tokenizer_is_one_line(tmp_path, home: Path, capsys) -> None:
     folder = written(tmp_path / "model")
     for file in folder.glob("tokenizer*"):
         file.unlink()
-    assert "tokenizer" in refusal(str(folder), home)
+    assert "has no tokenizer; put its tokenizer.json" in refusal(str(folder), home)
+    assert main(["inspect", str(folder)]) == 2, "what fits is told of models that are not run, not of half a directory"
+    told = capsys.readouterr()
+    assert not told.out and "has no tokenizer" in told.err and len(told.err.strip().splitlines()) == 1
 
 
 def test_public_instances_read_no_file(tmp_path, home: Path, monkeypatch) -> None:
