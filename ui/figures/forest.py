@@ -140,7 +140,10 @@ def _floors(figure: go.Figure, line: Line, low: float, high: float) -> None:
             continue
         if low < floor < high:
             figure.add_vline(floor, line={"color": NOISE, "width": 1.5, "dash": "dot"})
-            figure.add_annotation(text=words, x=math.log10(floor), y=0, yref="paper", yanchor="bottom", **_QUIET)
+            across = math.log(floor / low) / math.log(high / low)
+            side = "left" if across < 0.3 else "right" if across > 0.7 else "center"  # else it stands over the edge
+            place = {"y": 0, "yref": "paper", "yanchor": "bottom", "xanchor": side}
+            figure.add_annotation(text=words, x=math.log10(floor), **place, **_QUIET)
         else:
             below.append(f"floor of {words} {significant(floor, 2)}")
     if below:
