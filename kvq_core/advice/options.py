@@ -86,7 +86,7 @@ def lane_data(lane: Lane) -> dict[str, object]:
 
 
 def own_weights(model: LoadedModel, given: str) -> WeightsFile:
-    found = weights_in_memory(given, sum(weight.numel() for weight in model.model.parameters()))
+    found = weights_in_memory(model.weights_bytes, sum(weight.numel() for weight in model.model.parameters()))
     return WeightsFile(file=given, bytes=found.nbytes, how=found.how, chosen=False)
 
 

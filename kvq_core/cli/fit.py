@@ -41,13 +41,13 @@ def asked_for(arguments: argparse.Namespace) -> "FitRequest":
     return FitRequest(memory=memory, context=arguments.context, batch=arguments.batch)
 
 
-def fit_of_loaded(model: "LoadedModel", given: str, asked: "FitRequest") -> "Fit":
-    """Of a model in memory, beside its weights as the file that was given holds them, or in 16 bits."""
+def fit_of_loaded(model: "LoadedModel", asked: "FitRequest") -> "Fit":
+    """Of a model in memory, beside its weights as its files hold them, or in 16 bits."""
     from kvq_core.sizing.fit import fit
     from kvq_core.sizing.layers import shape_of
     from kvq_core.sizing.weights import weights_in_memory
 
-    weights = weights_in_memory(given, sum(weight.numel() for weight in model.model.parameters()))
+    weights = weights_in_memory(model.weights_bytes, sum(weight.numel() for weight in model.model.parameters()))
     return fit(model.title, shape_of(model.model.config.to_dict()), weights, asked)
 
 

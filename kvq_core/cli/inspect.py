@@ -45,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def inspect(arguments: argparse.Namespace) -> None:
     """Look at a model and print what was found; of one that cannot be run, what its configuration says."""
-    from kvq_core.models.source import Incomplete
     from kvq_core.sizing.fit import fit_of_folder
 
     asked = fit_cli.asked_for(arguments)
@@ -55,10 +54,10 @@ def inspect(arguments: argparse.Namespace) -> None:
         return
     try:
         found, fits = _looked_at(arguments, asked)
-    except Incomplete:
-        raise
     except ModelError as error:
-        if (known := fit_cli.fit_of_path(arguments.model, asked)) is None:
+        from kvq_core.models.source import Incomplete
+
+        if isinstance(error, Incomplete) or (known := fit_cli.fit_of_path(arguments.model, asked)) is None:
             raise
         _print_fit(arguments, known, str(error))
         return
@@ -75,7 +74,7 @@ def _looked_at(arguments: argparse.Namespace, asked: "FitRequest") -> "tuple[Ins
 
     with redirect_stdout(sys.stderr), Bar() as bar:
         found = inspect_model(arguments.model, arguments.revision, remedies=not arguments.no_remedies, progress=bar)
-        return found, fit_cli.fit_of_loaded(load(arguments.model, arguments.revision), arguments.model, asked)
+        return found, fit_cli.fit_of_loaded(load(arguments.model, arguments.revision), asked)
 
 
 def _print_fit(arguments: argparse.Namespace, fits: "Fit", unknown: str) -> None:

@@ -17,6 +17,6 @@ def fit_here(id: str, revision: str | None = None, asked: FitRequest = PLANNED) 
         return None
     try:
         shape = shape_of(found.config)
-        return fit(id, shape, weights_of(found.folder, found.config, shape), asked)
+        return fit(id, shape, weights_of(found.folder, found.config, shape, found.weights_bytes), asked)
     except ModelError:
         return None

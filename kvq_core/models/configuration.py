@@ -6,16 +6,20 @@ from typing import Any, NamedTuple
 from kvq_core.errors import KvqError
 from kvq_core.models import bundled
 from kvq_core.models.choice import check_offered
+from kvq_core.models.gguf.folder import converted
 from kvq_core.models.loader import in_memory
-from kvq_core.models.source import path_of
+from kvq_core.models.naming import weights_bytes_of
+from kvq_core.models.source import Source, path_of
 from kvq_core.spec import DEFAULT_MODEL
 
 
 class Configured(NamedTuple):
-    """``config`` as its config.json has it, and the folder that its weights lie in too."""
+    """``config`` as its config.json has it, the folder that its weights lie in too, and the bytes of the files that
+    they came from; None: not known."""
 
     config: dict[str, Any]
     folder: Path
+    weights_bytes: int | None
 
 
 def configuration_of(id: str, revision: str | None = None) -> Configured | None:
@@ -28,7 +32,8 @@ def configuration_of(id: str, revision: str | None = None) -> Configured | None:
         if folder is None:
             return None
         config = held.model.config if held is not None else AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        return Configured(config.to_dict(), folder)
+        source = Source(str(folder), file=converted(folder))
+        return Configured(config.to_dict(), folder, weights_bytes_of(source, id, folder) or None)
     except (KvqError, OSError, ValueError):
         return None
 

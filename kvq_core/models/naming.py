@@ -27,11 +27,11 @@ def known_by(source: Source, id: str, folder: Path, commit: str | None) -> dict[
         "weights_hash": weights[:16],
         "model_hash": whole[:16],
         "quantization": file.mix if file else None,
-        "weights_bytes": _bytes_of(source, id, folder),
+        "weights_bytes": weights_bytes_of(source, id, folder),
     }
 
 
-def _bytes_of(source: Source, id: str, folder: Path) -> int | None:
+def weights_bytes_of(source: Source, id: str, folder: Path) -> int | None:
     """Of the file that holds the weights as they are shipped; None of a GGUF file that an older version converted, and
     of a bundled one whose package is gone."""
     if source.file is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from kvq_core.sizing.layers import Frozen, LayerKind, Shape, families, text_config
 
+OF_FILES = "of its files"
 FILES = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
 Config = Mapping[str, Any]
 
@@ -17,19 +18,21 @@ class Weights(Frozen):
     how: str
 
 
-def weights_of(folder: Path, config: Config, shape: Shape) -> Weights:
-    """Of a folder with a configuration, with weights or without."""
+def weights_of(folder: Path, config: Config, shape: Shape, known: int | None = None) -> Weights:
+    """Of a folder with a configuration, with weights or without. ``known``: bytes of the files that they came from,
+    where the folder holds them converted."""
+    if known is not None:
+        return Weights(nbytes=known, how=OF_FILES)
     for pattern in FILES:
         if files := sorted(folder.glob(pattern)):
-            return Weights(nbytes=sum(file.stat().st_size for file in files), how="of its files")
+            return Weights(nbytes=sum(file.stat().st_size for file in files), how=OF_FILES)
     return counted(config, shape)
 
 
-def weights_in_memory(given: str, numel: int) -> Weights:
-    """Of a model that can be run: as the GGUF file that was given holds them, or all ``numel`` of them in 16 bits."""
-    file = Path(given)
-    if file.suffix == ".gguf" and file.is_file():
-        return Weights(nbytes=file.stat().st_size, how="of the GGUF file")
+def weights_in_memory(known: int | None, numel: int) -> Weights:
+    """Of a model that can be run: as the files hold them that it came from, or all ``numel`` of them in 16 bits."""
+    if known:
+        return Weights(nbytes=known, how=OF_FILES)
     return Weights(nbytes=2 * numel, how=f"{numel / 1e9:.3g}B weights in 16 bits")
 
 

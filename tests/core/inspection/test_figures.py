@@ -12,10 +12,12 @@ from kvq_core.cli.fit import fit_of_loaded
 from kvq_core.cli.inspect import describe
 from kvq_core.inspection import inspect_model
 from kvq_core.inspection.figures import QUERIES, effective_rank
+from kvq_core.inspection.fits import PLANNED, fit_here
 from kvq_core.inspection.formats import formats_of
 from kvq_core.inspection.look import NOT_LOOKED, TOKENS, Look
 from kvq_core.inspection.report import spans
 from kvq_core.models import LoadedModel
+from kvq_core.models.bundled import bundled_gguf
 from kvq_core.sizing.fit import FitRequest
 from tests.support.reading_models import Letters, small
 
@@ -106,10 +108,17 @@ def test_bytes_of_formats_are_those_of_a_run() -> None:
 def test_bytes_of_formats_are_those_that_say_what_fits(smollm: LoadedModel) -> None:
     """Layers that a format leaves in fp16, such as TurboQuant's first and last two, are counted once in a model."""
     looked = {each.method: each.nbytes[8192] for each in formats_of(smollm) if each.nbytes}
-    fits = fit_of_loaded(smollm, smollm.id, FitRequest(context=8192)).formats
+    fits = fit_of_loaded(smollm, FitRequest(context=8192)).formats
     alike = {each.method: each.tensors for each in fits if not each.knobs}
     assert len(alike) > 15 and alike["turboquant"] != alike["fp16"]
     assert alike == {name: looked[name] for name in alike}
+
+
+def test_what_fits_counts_the_file_that_weights_came_from_before_and_after_they_are_loaded(smollm: LoadedModel) -> None:
+    loaded = fit_of_loaded(smollm, PLANNED)
+    assert loaded.weights.nbytes == smollm.weights_bytes == bundled_gguf().stat().st_size
+    here = fit_here(smollm.id)
+    assert here is not None and (here.weights, here.formats) == (loaded.weights, loaded.formats)
 
 
 @pytest.mark.few(sample=2)

@@ -51,6 +51,7 @@ def test_a_model_that_a_run_refuses_is_sized_all_the_same(
     monkeypatch.setenv("KVQ_HOME", str(tmp_path / "home"))
     (tmp_path / "config.json").write_text(json.dumps({**GEMMA_3_270M, "architectures": ["Gemma3ForCausalLM"]}))
     (tmp_path / "model.safetensors").write_bytes(b"\0" * 1000)
+    (tmp_path / "tokenizer.json").write_text("{}")
     assert main(["inspect", str(tmp_path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["unknown"] and told["fits"]["weights"] == {"nbytes": 1000, "how": "of its files"}
