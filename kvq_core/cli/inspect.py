@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,12 +36,13 @@ _HEADER = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) -> None:
+    """What the command ``inspect`` takes; ``quiet`` silences libraries."""
     parser.add_argument("model", metavar="MODEL", help="model id, folder, or GGUF file")
     parser.add_argument("--revision", metavar="REV", help="Hub revision of the model")
     parser.add_argument("--no-remedies", action="store_true", help="leave out what takes longest: measuring remedies")
     fit_cli.add_arguments(parser)
-    parser.set_defaults(at_once=fit_cli.is_at_once)
+    parser.set_defaults(at_once=fit_cli.is_at_once, quiet=quiet)
 
 
 def inspect(arguments: argparse.Namespace) -> None:
@@ -69,6 +71,7 @@ def inspect(arguments: argparse.Namespace) -> None:
 
 def _looked_at(arguments: argparse.Namespace, asked: "FitRequest") -> "tuple[Inspection, Fit]":
     """Raises ModelError where the model cannot be had, or not be run."""
+    arguments.quiet()
     from kvq_core.inspection import inspect_model
     from kvq_core.models import load
 

@@ -136,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     claims_cli.add_arguments(add("claims", "Measure the papers' claims on a model.", claims_cli.claims))
     summary = "Look at a model before any run: its cache, what formats cost, which layers are at risk."
     inspect = add("inspect", summary, inspect_cli.inspect)
-    inspect_cli.add_arguments(inspect)
+    inspect_cli.add_arguments(inspect, _quiet)
     own_cli.add_method_files(inspect)
     summary = "Run lanes one at a time with packed caches: time and memory."
     measure = add("measure", summary, measure_cli.measure_lanes)
