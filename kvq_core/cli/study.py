@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvq_core.cli.bar import Bar
 from kvq_core.cli.output import as_json, columns
-from kvq_core.errors import SpecError, excerpt
+from kvq_core.errors import PATH, SpecError, abbreviate, excerpt
 
 if TYPE_CHECKING:
     from kvq_core.studies.cells import Plan
@@ -67,6 +67,7 @@ def study(arguments: argparse.Namespace) -> int:
     if arguments.workers > 1 and arguments.ray:
         raise SpecError("--workers and --ray are both given; workers are of this machine, Ray has its own.")
     spec = read_study(arguments.spec)
+    check_out(arguments.out, ".parquet")
     with redirect_stdout(sys.stderr), Progress() as progress:
         planned = plan(spec, progress)
         if not arguments.dry_run:
@@ -79,10 +80,26 @@ def study(arguments: argparse.Namespace) -> int:
         left = [f"left out: {each}" for each in out]
         print(as_json(told.as_dict()) if arguments.json else "\n".join([told.sentence, *left[:LEFT_OUT]]))
         return 0
-    if arguments.out is not None:
-        result.write_parquet(arguments.out)
     print(as_json(result.summary()) if arguments.json else describe(result))
+    if arguments.out is not None:
+        write_out(arguments.out, result.write_parquet)
     return int(bool(result.failed))
+
+
+def check_out(file: Path | None, suffix: str) -> None:
+    """Raises SpecError for a file that cannot be one of that suffix, before anything is computed for it."""
+    if file is not None and (file.is_dir() or file.suffix != suffix):
+        raise SpecError(
+            f"{abbreviate(str(file), PATH)} is not a place for the result; give a file that ends in {suffix}."
+        )
+
+
+def write_out(file: Path, write: Callable[[Path], object]) -> None:
+    """Raises SpecError where it cannot be written."""
+    try:
+        write(file)
+    except OSError as error:
+        raise SpecError(f"Cannot write {abbreviate(str(file), PATH)}: {error.strerror or error}.") from None
 
 
 def _executor(arguments: argparse.Namespace) -> "Executor | None":
@@ -140,12 +157,37 @@ def describe(result: "StudyResult") -> str:
     told = result.summary()
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in told["cells"].items())
     parts = [[f"study {told['id']}: cells {counts}"], columns([_HEADER, *map(_line, told["lanes"])])]
+    parts += [_tasks(told["tasks"]), _slopes(told["lanes"])]
     compared = [pair["sentence"] for pair in told["pairs"] if pair["p"] is not None]
     rest = len(compared) - PAIRS
     parts.append([*compared[:PAIRS], *([f"and {rest} more pairs of lanes: --json has all."] if rest > 0 else [])])
     parts.append([f"{flip['a']} against {flip['b']} flips with the model." for flip in told["flips_with_model"]])
     parts.append([*told["notes"], *(f"failed: {each['run']}: {each['why']}" for each in told["failed"][:10])])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _tasks(lines: list[dict[str, Any]]) -> list[str]:
+    """Of the tasks that full precision gets right, how many each lane does."""
+    rows = [
+        (line["model"], line["label"], f"{line['right']:.0%} of {line['counted']}", _ends(line, "right", ".0%"))
+        for line in lines
+        if line["group"] == "" and line["right"] is not None
+    ]
+    return columns([("model", "lane", "tasks right", "95 % interval"), *rows]) if rows else []
+
+
+def _slopes(lines: list[dict[str, Any]]) -> list[str]:
+    """Of long answers, how KLD rises over their steps."""
+    rows = [
+        (line["model"], line["label"], f"{line['kld_slope']:+.3g}", _ends(line, "kld_slope", "+.3g"))
+        for line in lines
+        if line.get("kld_slope") is not None
+    ]
+    return columns([("model", "lane", "KLD over 1,000 steps", "95 % interval"), *rows]) if rows else []
+
+
+def _ends(line: dict[str, Any], of: str, form: str) -> str:
+    return "-" if line[f"{of}_low"] is None else f"{line[f'{of}_low']:{form}} to {line[f'{of}_high']:{form}}"
 
 
 def _line(lane: dict[str, Any]) -> tuple[str, ...]:

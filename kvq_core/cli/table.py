@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvq_core.cli.output import as_json
-from kvq_core.cli.study import PAGE, WORKERS, Progress, count, went_on
+from kvq_core.cli.study import PAGE, WORKERS, Progress, check_out, count, went_on, write_out
 from kvq_core.errors import SpecError
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ def table(arguments: argparse.Namespace) -> int:
 
     if arguments.check and arguments.stored:
         raise SpecError("--check and --stored are both given; give one of them.")
+    check_out(arguments.out, ".md")
+    check_out(arguments.picture, ".svg")
     spec = table_spec(arguments.quick, arguments.model)
     with redirect_stdout(sys.stderr), Progress() as progress:
         planned = plan(spec, progress)
@@ -58,11 +60,11 @@ def table(arguments: argparse.Namespace) -> int:
         print("\n".join(_line(each) for each in found))
         return int(any(each.why is not None for each in found))
     drawn = markdown(result, arguments.page)
-    if arguments.out is not None:
-        files.write(arguments.out, drawn.encode())
-    if arguments.picture is not None:
-        files.write(arguments.picture, _picture(result).encode())
     print(as_json({**result.summary(), "runs": runs(result)}) if arguments.json else drawn)
+    if arguments.out is not None:
+        write_out(arguments.out, lambda file: files.write(file, drawn.encode()))
+    if arguments.picture is not None:
+        write_out(arguments.picture, lambda file: files.write(file, _picture(result).encode()))
     return int(bool(result.failed))
 
 

@@ -5,16 +5,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from kvq_core.errors import SpecError
+from kvq_core.errors import SpecError, excerpt
 from kvq_core.models import LoadedModel, available_models, outline
 from kvq_core.pipeline.answer import check_reference
 from kvq_core.pipeline.assemble import id_of, place_of
 from kvq_core.pipeline.compare import named
 from kvq_core.pipeline.prompt import check_places, read_prompt, script
-from kvq_core.spec import Capture, ComparisonSpec, canonical_json
+from kvq_core.spec import Capture, ComparisonSpec, Message, canonical_json
 from kvq_core.studies.prompts import Prompt
 from kvq_core.studies.spec import StudySpec
-from kvq_core.studies.suites import check_verifier, left_out
+from kvq_core.studies.suites import check_answer, left_out
 
 # Of a comparison what a prompt decides; the rest, with all its lanes, is the same in all cells.
 _BY_PROMPT = {"model", "revision", "prompt", "system", "messages", "tools", "continuation", "free_text"}
@@ -91,20 +91,20 @@ def plan(spec: StudySpec, progress: Progress = lambda doing, done, total: None) 
     Raises KvqError where prompts cannot be read, or a model or lane cannot run here.
     """
     prompts, broken = spec.prompts.read()
-    for verifier in {prompt.verifier for prompt in prompts if prompt.verifier is not None}:
-        check_verifier(verifier)
-    if not spec.comparison.chat and any(prompt.messages for prompt in prompts):
-        raise SpecError("chat = false and messages are both given; leave chat out, or give prompts.")
+    _check(spec.comparison, prompts)
     names = spec.models or (available_models()[0].id,)
     cells: list[Cell] = []
     left: list[LeftOut] = []
+    titles = dict[str, str]()  # by id: rows know models by these
     for at, name in enumerate(names):
         model = outline(name, spec.comparison.revision)
+        taken = any(title == model.title for id, title in titles.items() if id != model.id)
+        titles[model.id] = f"{model.title} ({model.id})" if taken else model.title
         source = spec.prompts
         if source.suite is not None and (why := left_out(model.id, source.suite, source.options)):
             left += [LeftOut(model.id, prompt.id, why) for prompt in prompts]
             continue
-        for number, found in enumerate(_cells(model, name, spec.comparison, prompts), 1):
+        for number, found in enumerate(_cells(model, titles[model.id], name, spec.comparison, prompts), 1):
             (cells if isinstance(found, Cell) else left).append(found)  # type: ignore[arg-type]
             if number % 100 == 0:
                 progress("Planning", at * len(prompts) + number, len(names) * len(prompts))
@@ -113,8 +113,27 @@ def plan(spec: StudySpec, progress: Progress = lambda doing, done, total: None) 
     return Plan(spec, prompts, tuple(cells), tuple(left), broken)
 
 
+def _check(shared: ComparisonSpec, prompts: Sequence[Prompt]) -> None:
+    """Before anything is computed. Raises SpecError for a prompt that cannot be asked as the study asks, or whose
+    answer its verifier cannot judge by."""
+    for prompt in prompts:
+        if prompt.verifier is not None:
+            try:
+                check_answer(prompt.verifier, prompt.answer)
+            except SpecError as error:
+                raise SpecError(f"prompt {excerpt(prompt.id)}: {error}") from None
+        if prompt.messages or prompt.tools:
+            if not shared.chat:
+                raise SpecError("chat = false and messages are both given; leave chat out, or give prompts.")
+            if prompt.messages and shared.system:
+                raise SpecError(
+                    f"system is given beside prompt {excerpt(prompt.id)}, whose messages stand in its place; put it "
+                    "into a message."
+                )
+
+
 def _cells(
-    model: LoadedModel, name: str, shared: ComparisonSpec, prompts: Sequence[Prompt]
+    model: LoadedModel, title: str, name: str, shared: ComparisonSpec, prompts: Sequence[Prompt]
 ) -> Iterator[Cell | LeftOut]:
     shared = named(model, shared.model_copy(update={"model": name}))
     known = shared.model
@@ -136,16 +155,20 @@ def _cells(
             yield LeftOut(known, prompt.id, str(error))
             continue
         id = id_of(canonical_json({**same, **own, "model": known}), ids, place)
-        yield Cell(id, known, model.title, prompt, spec, len(ids))
+        yield Cell(id, known, title, prompt, spec, len(ids))
 
 
 def asked(shared: ComparisonSpec, prompt: Prompt) -> ComparisonSpec:
     """Of what all cells of a model share, the comparison of one prompt."""
     system = shared.system if prompt.system is None and prompt.messages is None else prompt.system
+    text, messages = prompt.prompt, prompt.messages
+    if prompt.tools and messages is None:  # they are told in a conversation
+        said = (Message(role="system", content=system),) if system else ()
+        text, system, messages = "", None, (*said, Message(role="user", content=text))
     changes = {
-        "prompt": prompt.prompt,
+        "prompt": text,
         "system": system,
-        "messages": prompt.messages,
+        "messages": messages,
         "tools": prompt.tools,
         "continuation": prompt.continuation,
         "free_text": shared.free_text or prompt.verifier is not None,

@@ -13,12 +13,14 @@ from kvq_core.spec.rule import Frozen
 class Prompt(Frozen):
     """A row of a file of prompts, or a sample of a suite. Fields are named as in a comparison."""
 
-    id: str = Field("", max_length=200, description="Its name in tables; empty: its number.")
+    id: str = Field(
+        "", max_length=200, coerce_numbers_to_str=True, description="Its name in tables; empty: its number."
+    )
     group: str = Field("", max_length=200, description="Prompts of one group are also summed up together.")
     prompt: str = Field("", max_length=2_000_000, description="The user's prompt; empty where messages are given.")
     messages: tuple[Message, ...] | None = Field(None, max_length=1024, description="A conversation, in its place.")
     system: str | None = Field(None, max_length=100_000, description="System message of a prompt.")
-    tools: tuple[Tool, ...] = Field((), max_length=128, description="Tools that the messages may call.")
+    tools: tuple[Tool, ...] = Field((), max_length=128, description="Tools that the prompt or the messages may call.")
     continuation: str | None = Field(None, max_length=2_000_000, description="Text to score instead of generating.")
     answer: JsonValue = Field(None, description="What a right answer is; what it looks like, the verifier says.")
     verifier: str | None = Field(None, max_length=100, description="Who judges the free text: the name of a verifier.")
@@ -33,7 +35,9 @@ class Prompt(Frozen):
                 raise SpecError("messages stand in place of prompt and system; put the text into a message.")
             check_conversation(self.messages, self.tools)
         elif self.tools:
-            raise SpecError("tools are given without messages; give the conversation as messages.")
+            check_conversation((Message(role="user", content=self.prompt),), self.tools)
+        if self.continuation is not None and not self.continuation.strip():
+            raise SpecError("continuation is blank; leave it out, or give text to score.")
         if (self.answer is None) != (self.verifier is None):
             raise SpecError("answer and verifier go together; give both, or neither.")
         return self

@@ -6,6 +6,7 @@ again.
 """
 
 import os
+import socket
 from collections import deque
 from collections.abc import Generator, Iterable
 from contextlib import suppress
@@ -96,9 +97,12 @@ class RayActors:
         paths = [str(_ROOT), str(_ROOT / "kernels"), *filter(None, [os.environ.get("PYTHONPATH")])]
         settings = {name: value for name, value in os.environ.items() if name.startswith(("KVQ_", "HF_", "AWS_"))}
         settings["PYTHONPATH"] = os.pathsep.join(paths)
+        host, _, port = self.address.rpartition(":")
         try:
+            if host and port.isdigit() and "://" not in host:  # Ray itself would try for minutes
+                socket.create_connection((host, int(port)), 10).close()
             ray.init(address=self.address, runtime_env={"env_vars": settings}, log_to_driver=False)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             said = " ".join(str(error).split())[:200]
             raise KvqError(f"No Ray cluster at {self.address}: {said}. Start one with `ray start --head`.") from None
 

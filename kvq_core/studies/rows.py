@@ -67,7 +67,7 @@ def rows_of(cell: Cell, record: Record, arrays: Arrays) -> list[Row]:
     floor, kernel = record.noise_floor.metrics, record.kernel_floor and record.kernel_floor.metrics
     shared = {
         "run": cell.id,
-        "model": record.environment.model_title,
+        "model": cell.title,
         "prompt": cell.prompt.id,
         "group": cell.prompt.group,
         "prompt_tokens": len(record.reference.prompt_token_ids),
@@ -91,6 +91,7 @@ def _lane(cell: Cell, at: int, lane: LaneRecord, arrays: Arrays) -> Row:
         row |= {"prompt_at": array(arrays, "prompt/positions"), "prompt_kld": through}
     if lane.status == "failed" or lane.metrics is None:
         return row
+    row["correct"] = _judged(cell, lane.text)
     own, m = array(arrays, f"lane/{at}/kld"), lane.metrics
     same = array(arrays, f"lane/{at}/same_top")
     if m.kld_mean is None or own is None or same is None:
@@ -98,7 +99,6 @@ def _lane(cell: Cell, at: int, lane: LaneRecord, arrays: Arrays) -> Row:
     row |= {name: getattr(m, name) for name in ("kld_mean", "kld_p99", "kld_max", "acceptance", "tokens_a_step")}
     row |= {name: getattr(m, name) for name in ("flips", "near_tie_flips")}
     row |= {"scored": m.n_scored, "tier": _tier(m), "kld": own, "same_top": same > 0}
-    row["correct"] = _judged(cell, lane.text)
     return row
 
 

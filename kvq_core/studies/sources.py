@@ -124,7 +124,7 @@ Rows = Iterator[tuple[str, Any]]  # where a row stands, and its data, or the Spe
 
 
 def _jsonl(path: Path) -> Rows:
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield f"line {number}", _json(line)
@@ -140,7 +140,7 @@ def _json(text: str) -> Any:
 
 
 def _text(path: Path) -> Rows:
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield f"line {number}", {"prompt": line.rstrip("\n")}
@@ -160,11 +160,12 @@ def _csv(path: Path) -> Rows:
 
 
 def _cells(row: dict[str, Any]) -> Any:
-    """A row of CSV: empty cells are not given, conversations and tools stand as JSON."""
+    """A row of CSV: empty cells are not given; conversations, tools, and answers of several parts stand as JSON."""
     if "" in row:
         return SpecError("it has more cells than the first line has columns.")
     given: dict[str, Any] = {name: cell for name, cell in row.items() if cell not in (None, "")}
-    for name in _NESTED:
+    of_values = given.get("answer", "").startswith(("[", "{"))  # of verifiers that take several, or an object
+    for name in (*_NESTED, *(["answer"] if of_values else [])):
         if name in given:
             given[name] = _json(given[name])
         if isinstance(given.get(name), SpecError):

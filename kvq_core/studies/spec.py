@@ -12,6 +12,7 @@ from kvq_core.spec import ComparisonSpec, canonical_json, parse_spec, read_data
 from kvq_core.spec.rule import Frozen
 from kvq_core.studies.prompts import Prompt
 from kvq_core.studies.sources import Source
+from kvq_core.studies.suites import new_tokens
 
 OF_A_PROMPT = ("prompt", "messages", "tools", "continuation", "expect")  # given by each prompt, not by the study
 _OWN = ("models", "prompts", "comparison")
@@ -40,7 +41,8 @@ class StudySpec(Frozen):
             raise SpecError(f"{name} is given by each prompt of a study; put it into a column of prompts.")
         models = [rest.pop("model")] if "model" in rest else data.get("models", ())
         own = {name: data[name] for name in _OWN if name in data}
-        comparison = parse_spec({**_DEFAULTS, **rest, "prompt": _ANY})
+        own_length = _length(own.get("prompts"))
+        comparison = parse_spec({**_DEFAULTS, **own_length, **rest, "prompt": _ANY})
         return {**own, "models": models, "comparison": comparison}
 
     @field_validator("models")
@@ -73,6 +75,14 @@ class StudySpec(Frozen):
         if self.prompts.suite is not None:
             return self
         return self.model_copy(update={"prompts": Source(rows=prompts)})
+
+
+def _length(prompts: Any) -> dict[str, Any]:
+    """``max_new_tokens`` of a suite that asks for longer answers than comparisons give."""
+    name = prompts.get("suite") if isinstance(prompts, dict) else None
+    needed = new_tokens(name) if isinstance(name, str) else None
+    usual = ComparisonSpec.model_fields["max_new_tokens"].default
+    return {"max_new_tokens": needed} if needed is not None and needed > usual else {}
 
 
 def parse_study(data: Any) -> StudySpec:

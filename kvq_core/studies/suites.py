@@ -35,12 +35,19 @@ def _left_out() -> dict[str, dict[str, str]]:
     return found
 
 
-def check_verifier(name: str) -> None:
-    """Raises SpecError where nobody of that name judges answers."""
+def new_tokens(name: str) -> int | None:
+    """Enough for a right answer; None of a suite that is not there."""
+    found = getattr(_tasks(), "SUITES", {}).get(name)
+    return None if found is None else int(found.new_tokens)
+
+
+def check_answer(name: str, answer: Any) -> None:
+    """Raises SpecError where nobody of that name judges answers, or not by such a one."""
     known = getattr(_tasks(), "VERIFIERS", {})
     if name not in known:
         there = ", ".join(known) or "none are in this version"
         raise SpecError(f"Unknown verifier {excerpt(name)}. Available: {there}.")
+    known[name].check(name, answer)
 
 
 def judge(verifier: str, answer: Any, text: str) -> bool:

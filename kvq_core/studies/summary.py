@@ -6,12 +6,13 @@ import numpy as np
 
 from kvq_core.analysis.confidence import EDGES
 from kvq_core.analysis.verdict import TIERS
-from kvq_core.studies.intervals import mean_interval, share_interval, tail_interval
+from kvq_core.studies.intervals import FEWEST, mean_interval, share_interval, tail_interval
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Line = dict[str, Any]
+LONG = 256  # scored positions of an answer over which KLD has a slope that says something
 WIDE = 10  # times its mean: an interval that reaches beyond it says only that there are too few prompts
 _MEANS = (
     "acceptance",
@@ -103,7 +104,19 @@ def _figures(rows: "pd.DataFrame") -> Line:
     means = {name: _mean(rows[name]) for name in _MEANS}
     weights, cache = means["weights_bytes"], means["cache_bytes"]
     means["total_bytes"] = None if weights is None or cache is None else weights + cache
-    return {**line, **means, "confidence": _buckets(rows), **_structure(rows)}
+    return {**line, **means, "confidence": _buckets(rows), **_structure(rows), **_slope(rows)}
+
+
+def _slope(rows: "pd.DataFrame") -> Line:
+    """Rise of KLD over 1,000 steps of an answer, by least squares, mean over the prompts whose answers are long enough,
+    with its interval: whether error piles up while a lane answers. None where no answer is."""
+    from scipy.stats import linregress, ttest_1samp
+
+    long = [np.asarray(kld, dtype=float) for kld in rows["kld"] if len(kld) >= LONG]
+    found = [1000 * float(linregress(np.arange(len(kld)), kld).slope) for kld in long]
+    ends = ttest_1samp(found, 0).confidence_interval(0.95) if len(found) >= FEWEST else (None, None)
+    values = (float(np.mean(found)) if found else None, *(None if end is None else float(end) for end in ends))
+    return dict(zip(("kld_slope", "kld_slope_low", "kld_slope_high"), values, strict=True))
 
 
 def _mean(column: "pd.Series") -> float | None:
@@ -137,7 +150,8 @@ def _structure(rows: "pd.DataFrame") -> Line:
 def _task(group: str, model: str, label: str, rows: "pd.DataFrame") -> Line:
     counted = rows[rows["reference_correct"].astype(bool)]
     base = share_interval(len(counted), len(rows))
-    right = share_interval(int(counted["correct"].fillna(False).astype(bool).sum()), len(counted))
+    counted = counted.dropna(subset=["correct"])  # a lane that failed has said nothing that could be judged
+    right = share_interval(int(counted["correct"].astype(bool).sum()), len(counted))
     line: Line = {"group": group, "model": model, "label": label, "asked": len(rows), "counted": len(counted)}
     for name, found in (("reference", base), ("right", right)):
         line |= {name: found and found.value, f"{name}_low": found and found.low, f"{name}_high": found and found.high}

@@ -7,6 +7,7 @@ Deviations from its own score: a call is judged by ``verifiers.bfcl`` alone, whi
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def _installed() -> Path:
 
 
 def _file(folder: Path, category: str) -> Path:
-    held = sorted(folder.glob(f"BFCL_v*_{category}.json"), key=lambda file: file.name)
+    named = re.compile(rf"BFCL_v\d+_{category}\.json")  # of which one's name ends as another's does
+    held = sorted((file for file in folder.glob("*.json") if named.fullmatch(file.name)), key=lambda file: file.name)
     if not held:
         raise SpecError(
             f"{abbreviate(str(folder), PATH)} holds no BFCL_v..._{category}.json; give the folder with BFCL's data."

@@ -37,6 +37,14 @@ def files(folder: Path, question: Any = QUESTION, right: Any = RIGHT) -> Path:
     return folder
 
 
+def test_a_category_is_not_another_whose_name_ends_alike(tmp_path: Path) -> None:
+    folder = files(tmp_path)
+    for place in (folder, folder / "possible_answer"):
+        for other in ("live_multiple", "parallel_multiple"):
+            (place / f"BFCL_v4_{other}.json").write_text("{}\n")
+    assert {prompt.id for prompt in bfcl("multiple", folder=folder)} == {"bfcl-multiple_0"}
+
+
 def test_a_question_of_bfcl_is_a_prompt_with_tools_and_judged(tmp_path: Path) -> None:
     [prompt] = bfcl("multiple", n=1, folder=files(tmp_path))
     assert (prompt.id, prompt.group, prompt.verifier) == ("bfcl-multiple_0", "multiple", "bfcl")

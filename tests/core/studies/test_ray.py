@@ -2,9 +2,11 @@
 
 import os
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 
+from kvq_core.errors import KvqError
 from kvq_core.store.store import open_store
 from kvq_core.studies.cells import plan
 from kvq_core.studies.ray_core import RayActors
@@ -15,6 +17,15 @@ from tests.support.study_models import study_data, write_model
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # a node is only missed after a while
 if not os.environ.get("KVQ_REQUIRE_BROWSER"):
     pytestmark += [pytest.mark.skipif(find_spec("ray") is None, reason="needs requirements-studies.txt")]
+
+
+def test_an_address_where_nobody_listens_is_told_at_once():
+    def init(**_: object) -> None:
+        raise AssertionError("Ray would try for minutes")
+
+    stands_in = SimpleNamespace(is_initialized=lambda: False, init=init)
+    with pytest.raises(KvqError, match=r"No Ray cluster at 127\.0\.0\.1:9: "):
+        RayActors("127.0.0.1:9")._connect(stands_in)
 
 
 @pytest.mark.long("kill", sample=0)

@@ -125,3 +125,24 @@ def test_a_link_holds_the_study_with_its_prompts(tmp_path):
     found = study_of_link(study_link(spec))
     assert found.prompts.read() == spec.prompts.read()
     assert found.comparison.canonical() == spec.comparison.canonical()
+
+
+def test_columns_are_taken_as_people_write_them(tmp_path):
+    """A byte order mark, ids that are numbers, answers of several parts in CSV, tools beside a prompt."""
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
+    row = json.dumps({"prompt": "Who keeps the mill?", "id": 7, "tools": [tool]})
+    (tmp_path / "p.jsonl").write_text(row, encoding="utf-8-sig")
+    ((asked,), _) = read(tmp_path, "p.jsonl")
+    assert asked.id == "7" and asked.tools[0]["function"]["name"] == "look_up"
+    table = 'prompt,answer,verifier\nName two.,"[""tide"", ""mill""]",all_of\nName one.,mill,contains\n'
+    (tmp_path / "p.csv").write_text(table)
+    assert [prompt.answer for prompt in read(tmp_path, "p.csv")[0]] == [["tide", "mill"], "mill"]
+
+
+def test_a_suite_of_long_answers_is_given_the_room_it_asks_for():
+    given = {"lanes": [{"method": "per_token"}]}
+    lengths = [
+        parse_study({**given, "prompts": {"suite": suite, "n": 2}, **more}).comparison.max_new_tokens
+        for suite, more in (("long", {}), ("long", {"max_new_tokens": 90}), ("needle", {}))
+    ]
+    assert lengths == [1024, 90, 64]

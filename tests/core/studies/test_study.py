@@ -4,10 +4,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from kvq_core.cli.main import main
-from kvq_core.cli.study import describe
+from kvq_core.cli.study import describe, write_out
 from kvq_core.errors import SpecError, StoreError
 from kvq_core.models import load
 from kvq_core.pipeline.compare import compare
@@ -20,7 +22,8 @@ from kvq_core.studies.kept import kept_plan
 from kvq_core.studies.rows import read_rows
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.study import run_plan, stored_study, study
-from tests.support.study_models import LANES, prompt, study_data, write_study
+from kvq_core.studies.summary import _slope, task_lines
+from tests.support.study_models import LANES, prompt, study_data, write_model, write_study
 
 
 def test_a_cell_is_the_run_that_the_same_comparison_is_alone(model, store):
@@ -210,3 +213,48 @@ def test_followed_tokens_are_those_that_are_scored(model, store):
     record, arrays = store.load(result.plan.cells[0].id)
     ids = arrays["reference/topk_ids"][:, 0].tolist()
     assert record.reference.token_ids[-len(ids) :] == ids
+
+
+def test_two_models_of_one_title_are_told_apart(store, tmp_path):
+    folders = [write_model(tmp_path / name / "tiny", seed=at) for at, name in enumerate("ab")]
+    data = study_data(folders[0], 2, models=[str(folder) for folder in folders])
+    result = study(parse_study(data), store)
+    one, other = dict.fromkeys(line["model"] for line in result.lines)
+    assert one == "tiny" and other.startswith("tiny (dir:")
+    assert {line["prompts"] for line in result.lines} == {2} and describe(result)
+
+
+def test_an_answer_that_cannot_be_judged_by_is_told_before_anything_is_computed(model):
+    rows = [{"prompt": prompt(0), "id": "sum", "answer": "abc", "verifier": "number"}]
+    with pytest.raises(SpecError, match=r"prompt 'sum': verifier number: answer = 'abc' is not allowed"):
+        plan(parse_study({**study_data(model, 1), "prompts": {"rows": rows}}))
+    rows = [{"messages": [{"role": "user", "content": "Who?"}], "id": "who"}]
+    with pytest.raises(SpecError, match="system is given beside prompt 'who'"):
+        plan(parse_study({**study_data(model, 1), "chat": True, "system": "Be brief.", "prompts": {"rows": rows}}))
+
+
+def test_an_answer_of_one_token_is_judged_though_it_has_no_kld(model, store):
+    rows = [{"prompt": prompt(at), "answer": "no such answer", "verifier": "contains"} for at in range(2)]
+    data = {**study_data(model, 2), "prompts": {"rows": rows}, "max_new_tokens": 1}
+    result = study(parse_study(data), store)
+    assert result.table["kld_mean"].isna().all() and result.table["correct"].notna().all()
+    judged = result.table.assign(reference_correct=True, correct=[True, None] * (len(result.table) // 2))
+    lines = {line["label"]: (line["right"], line["counted"]) for line in task_lines(judged) if not line["group"]}
+    assert set(lines.values()) <= {(1.0, 2), (None, 0), (1.0, 1)}, "what failed has said nothing that could be judged"
+
+
+def test_the_slope_of_kld_over_the_steps_of_long_answers():
+    rise = [0.01 + (0.002 + 1e-4 * at) * np.arange(300) / 1000 for at in (-5, -3, -1, 1, 3, 5)]
+    told = _slope(pd.DataFrame({"kld": [*rise, np.ones(8)]}))
+    assert told["kld_slope"] == pytest.approx(0.002) and told["kld_slope_low"] < 0.0019 < 0.0021 < told["kld_slope_high"]
+    assert _slope(pd.DataFrame({"kld": [np.ones(8)]})) == dict.fromkeys(told)
+
+
+def test_a_place_that_takes_no_result_is_told_before(model, store, tmp_path, capsys):
+    spec = write_study(tmp_path / "study.json", study_data(model, 2))
+    for place in (tmp_path, tmp_path / "rows.csv"):
+        assert main(["study", "--spec", str(spec), "--out", str(place)]) == 2
+        assert "is not a place for the result; give a file that ends in .parquet" in capsys.readouterr().err
+    assert not present_in(store, [cell.id for cell in plan(parse_study(study_data(model, 2))).cells])
+    with pytest.raises(SpecError, match="Cannot write /proc/x.parquet"):
+        write_out(Path("/proc/x.parquet"), lambda file: file.write_bytes(b""))
