@@ -1,12 +1,14 @@
 """Conversations of several turns through a chat template, taken apart into what is read and what was answered."""
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.spec import Message, Tool, tool_name
 
+MARK = "kvq7text9mark"  # stands in no conversation
 SHOWN = 40  # characters of a text from its first difference on
 
 
@@ -53,7 +55,7 @@ def turns(tokenizer: Any, model: str, messages: Sequence[Message], tools: Sequen
             raise SpecError(f"The chat template of {model} refuses this conversation: {said}.") from None
 
     whole = put(told, True)
-    _check_texts(whole, model, messages)
+    _check_texts(whole, model, messages, told, put)
     _check_tools(whole, model, told, tools, put)
     found, at = [], 0
     for n, message in enumerate(messages):
@@ -76,11 +78,25 @@ def _check_goes_on(whole: str, start: str, model: str, number: int) -> None:
     )
 
 
-def _check_texts(whole: str, model: str, messages: Sequence[Message]) -> None:
-    """Templates leave out what they do not know, without a word."""
+def _check_texts(
+    whole: str, model: str, messages: Sequence[Message], told: list[dict[str, Any]], put: Callable[..., str]
+) -> None:
+    """Templates leave out what they do not know, without a word. A text may stand in another message as well, so each
+    is replaced by one that stands nowhere; and what somebody else says must not read as the user's."""
     for number, message in enumerate(messages, 1):
-        if message.content.strip() not in whole:
+        before, after = told[: number - 1], told[number:]
+        marked = {**told[number - 1], "content": MARK}
+        if message.content.strip() not in whole or (
+            message.content and MARK not in put([*before, marked, *after], True)
+        ):
             raise SpecError(f"The chat template of {model} leaves out or changes the text of message {number}.")
+        if message.role in ("system", "tool") and message.content:
+            with suppress(SpecError):  # one that refuses two users in a row knows the role
+                if put([*before, {"role": "user", "content": message.content}, *after], True) == whole:
+                    break
+    else:
+        return
+    raise SpecError(f"The chat template of {model} writes message {number} ({message.role}) as the user's.")
 
 
 def _check_tools(

@@ -149,7 +149,7 @@ def lane_head(record: Record, arrays: Arrays, index: int) -> str:
         ("KLD", significant(m.kld_mean, 2) if m else ABSENT),
         ("flips", percent(m.flip_rate) if m else ABSENT),
     )
-    said = [*filter(None, [found.sentence]), *_agreement(lane), *_read(lane), *cautions(lane)]
+    said = [*filter(None, [found.sentence]), *_agreement(record, lane), *_read(lane), *cautions(lane)]
     return head(
         lane.label,
         settings(lane),
@@ -172,10 +172,14 @@ def settings(lane: LaneRecord) -> str:
     return " · ".join([lane.summary, *only, *centred, *turned, *read])
 
 
-def _agreement(lane: LaneRecord) -> list[str]:
+def _agreement(record: Record, lane: LaneRecord) -> list[str]:
     m = lane.metrics
     if m is None or not lane.token_ids:
         return []
+    if record.spec.get("free_text") is False:
+        at = m.first_divergence
+        said = "it would have chosen the same throughout" if at is None else f"its own choice is another at token {at}"
+        return [f"It was fed the reference's tokens and wrote no text of its own; {said}."]
     if m.first_divergence is None:
         return ["Own text equals the reference's."]
     return [f"Own text leaves the reference's after {plural(m.matched_prefix, 'token')}."]

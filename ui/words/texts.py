@@ -29,9 +29,13 @@ def disagreement(record: Record, arrays: Arrays, index: int) -> str:
     lane = record.lanes[index]
     m = lane.metrics
     at = m.first_divergence if m else None
+    if (m is None or at is None) and record.spec.get("free_text") is False:
+        return "It wrote no text of its own, and would have chosen the reference's throughout."
     if m is None or at is None:
         flips = " although it flips: sampling chose the same tokens all the same" if m and m.flips else ""
         return f"Left to itself it writes the reference's text, token for token{flips}."
+    if record.spec.get("free_text") is False:
+        return f"It wrote no text of its own; at token {at} it would have left the reference's."
     theirs, own = (_piece(span_at(spans_of(record, row), at)) for row in (record.reference, lane))
     said = f"Left to itself it parts at token {at}, writing “{own}” for “{theirs}”"
     margin, probs = array(arrays, "reference/margin"), array(arrays, "reference/topk_probs")

@@ -206,6 +206,40 @@ def test_templates_that_change_what_was_said_are_refused_with_the_first_differen
         turns(Template(put), "tiny", [Message(**message) for message in TALK], [{"name": "gauge"}] * ("gauge" in said))
 
 
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        (lambda n, message: message["role"] != "system", "text of message 1"),
+        (lambda n, message: message["role"] != "tool", "text of message 4"),
+        (lambda n, message: n != 1, "text of message 2"),
+    ],
+)
+def test_a_message_that_is_left_out_is_missed_though_its_text_stands_in_another(kept, said) -> None:
+    talk = [
+        {"role": "system", "content": "Be short"},
+        {"role": "user", "content": "Be short: is it 4 at 4?"},
+        {"role": "assistant", "content": "I ask."},
+        {"role": "tool", "content": "4"},
+        {"role": "user", "content": "Be short: is it 4 at 4?"},
+    ]
+
+    def put(told, tools):
+        return plain([message for n, message in enumerate(told) if kept(n, message)], tools)
+
+    with pytest.raises(SpecError, match=said):
+        turns(Template(put), "tiny", [Message(**message) for message in talk], ())
+    assert turns(Template(plain), "tiny", [Message(**message) for message in talk], ())
+
+
+def test_a_system_message_that_is_written_as_the_users_is_refused() -> None:
+    def put(told, tools):
+        return plain([{**m, "role": "user" if m["role"] == "system" else m["role"]} for m in told], tools)
+
+    talk = [{"role": "system", "content": "Be short"}, *TALK]
+    with pytest.raises(SpecError, match=r"writes message 1 \(system\) as the user's"):
+        turns(Template(put), "tiny", [Message(**message) for message in talk], ())
+
+
 def test_the_bundled_template_knows_no_tools(smollm) -> None:
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "tide", "arguments": {}}}]}
     talk = [TALK[0], call, {"role": "tool", "content": "3 m"}]

@@ -246,7 +246,9 @@ def test_an_answer_of_one_token_is_judged_though_it_has_no_kld(model, store):
 def test_the_slope_of_kld_over_the_steps_of_long_answers():
     rise = [0.01 + (0.002 + 1e-4 * at) * np.arange(300) / 1000 for at in (-5, -3, -1, 1, 3, 5)]
     told = _slope(pd.DataFrame({"kld": [*rise, np.ones(8)]}))
-    assert told["kld_slope"] == pytest.approx(0.002) and told["kld_slope_low"] < 0.0019 < 0.0021 < told["kld_slope_high"]
+    assert (
+        told["kld_slope"] == pytest.approx(0.002) and told["kld_slope_low"] < 0.0019 < 0.0021 < told["kld_slope_high"]
+    )
     assert _slope(pd.DataFrame({"kld": [np.ones(8)]})) == dict.fromkeys(told)
 
 

@@ -1,5 +1,7 @@
 """Whatever people, models and links say reaches the page as text."""
 
+from html import unescape
+
 import pytest
 import torch
 
@@ -153,6 +155,21 @@ def test_a_link_that_opens_nothing_is_a_card(id, tmp_path):
         services.records.get(id)
     _, message, _ = open_page(SimpleNamespace(query_params={"preset": id}), services)
     assert "Unknown preset" in message
+
+
+def test_a_lane_that_wrote_no_text_of_its_own_is_not_said_to_have_written_one():
+    record, arrays = make_run(1)
+    record.spec["free_text"] = False
+    at = record.lanes[0].metrics.first_divergence
+    assert disagreement(record, arrays, 0) == (
+        f"It wrote no text of its own; at token {at} it would have left the reference's."
+    )
+    assert f"wrote no text of its own; its own choice is another at token {at}" in unescape(
+        lane_head(record, arrays, 0)
+    )
+    record.lanes[0].metrics.first_divergence = None
+    assert "would have chosen the reference's throughout" in disagreement(record, arrays, 0)
+    assert "it would have chosen the same throughout" in unescape(lane_head(record, arrays, 0))
 
 
 def test_why_the_texts_disagree():
