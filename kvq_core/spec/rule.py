@@ -264,7 +264,11 @@ class Rule(Storing):
             return "spans are kept beside a prompt that is known as a whole; take prefill = full"
         if self.tier[0] == "all" or own_chunk == "raw" or not self.build().quantizes:
             return None
-        return f"own_chunk = stored does not go with tokens = {self.tokens} that are quantized; take own_chunk = raw"
+        return (
+            f"own_chunk = stored does not go with tokens = {self.tokens} that are quantized: such a token is stored by "
+            "one rule when it enters and by another when it leaves, which is not computed within a chunk; take own_chunk "
+            "= raw, or fp16 there"
+        )
 
     def named(self) -> str:
         """What it is for and how that is stored, in a few words: ``K kivi 2 centred rotated``, ``layers 0-3 fp16``."""
