@@ -266,8 +266,8 @@ class Rule(Storing):
             return None
         return (
             f"own_chunk = stored does not go with tokens = {self.tokens} that are quantized: such a token is stored by "
-            "one rule when it enters and by another when it leaves, which is not computed within a chunk; take own_chunk "
-            "= raw, or fp16 there"
+            "one rule when it enters and by another when it leaves, which is not computed within a chunk; take "
+            "own_chunk = raw, or fp16 there"
         )
 
     def named(self) -> str:
