@@ -101,6 +101,7 @@ def _options() -> list[gr.components.Component]:
         captures = _declared(Capture.model_fields["detail"], "capture-detail")
         floors = _declared(ComparisonSpec.model_fields["floors"], "floors", "Floors")
         conversation = _conversation()
+        gr.HTML('<div id="turns"></div>', padding=False)  # js/turns.js draws them
     return [
         *(system, no_system, chat, continuation, tokens, temperature, seed, ignore_eos, expected, captures, floors),
         conversation,
@@ -114,8 +115,8 @@ def _conversation() -> gr.Textbox:
         max_lines=12,
         placeholder='[{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]',
         elem_id="conversation",
-        info="Messages in place of prompt and system prompt, as JSON; with tools an object of messages and tools. "
-        "Earlier turns enter every cache, and later ones read them there.",
+        info="Messages in place of prompt and system prompt, as JSON, or turn by turn below; with tools an object of "
+        "messages and tools. Earlier turns enter every cache, and later ones read them there.",
         interactive=True,
     )
 

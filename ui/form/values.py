@@ -27,7 +27,7 @@ FIELDS = (
     "conversation",
     *STRESS,
 )
-CONVERSATION = ("messages", "tools")  # what the box of that name holds
+CONVERSATION = ("messages", "tools", "score_turns")  # what the box of that name holds
 _PLAIN = tuple(name for name in FIELDS if name not in ("no_system", "conversation") and "." not in name)
 _SHOWN = {*_PLAIN, *CONVERSATION, "lanes", "stress"}
 
@@ -59,19 +59,19 @@ def read_conversation(text: Any) -> dict[str, Any]:
     if not isinstance(told, dict) or not set(told) <= set(CONVERSATION) or "messages" not in told:
         raise SpecError(
             'The conversation is no list of messages, such as [{"role": "user", "content": "..."}], and no object of '
-            "messages and tools."
+            "messages, tools and score_turns."
         )
     return told
 
 
 def conversation_text(spec: ComparisonSpec) -> str:
-    """What the box holds of a spec: nothing of a prompt, messages one below the other, an object where there are
-    tools."""
+    """What the box holds of a spec: nothing of a prompt, messages one below the other, an object where there is more
+    than these."""
     told = spec.model_dump(mode="json", exclude_defaults=True)
     held = {name: told[name] for name in CONVERSATION if name in told}
-    if not held:
+    if "messages" not in held:
         return ""
-    return json.dumps(held if "tools" in held else held["messages"], indent=1, ensure_ascii=False)
+    return json.dumps(held if len(held) > 1 else held["messages"], indent=1, ensure_ascii=False)
 
 
 def from_comparison(spec: ComparisonSpec) -> tuple[list[Any], list[LaneForm], dict[str, Any]]:

@@ -7,6 +7,7 @@
     count();
     drafted();
     enter();
+    turns();
     runHeard();
     nameOn();
     carry();

@@ -18,6 +18,7 @@ PARTS = (
         "toy",
         "editor",
         "methods",
+        "turns",
         "act",
         "take",
         "cards",
