@@ -281,7 +281,7 @@ class Lane(Storing, _Labelled):
 
 
 def _engine(home: Home | None) -> str:
-    return "no engine" if home is None else f"{home.engine}, its own chunk {home.own_chunk},"
+    return "no engine" if home is None else f"{home.engine} (its own chunk {home.own_chunk})"
 
 
 # what a lane says beside its method and its knobs

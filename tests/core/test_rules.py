@@ -102,7 +102,7 @@ BAD = [
     ({"rules": [KEYS, VALUES], "prefill": "often"}, ["prefill = 'often'", "deployed, as the method's first engine"]),
     (
         {"rules": [{"method": "q8_0", "tensors": "keys"}, {"method": "fp8"}], "prefill": "deployed"},
-        ["K q8_0 is read by llama.cpp, its own chunk stored,", "fp8 by vLLM"],
+        ["K q8_0 is read by llama.cpp (its own chunk stored)", "fp8 by vLLM"],
     ),
     (
         {"rules": [{"method": "q8_0", "tensors": "keys"}, VALUES], "prefill": "deployed"},
