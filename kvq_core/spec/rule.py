@@ -265,9 +265,8 @@ class Rule(Storing):
         if self.tier[0] == "all" or own_chunk == "raw" or not self.build().quantizes:
             return None
         return (
-            f"own_chunk = stored does not go with tokens = {self.tokens} that are quantized: such a token is stored by "
-            "one rule when it enters and by another when it leaves, which is not computed within a chunk; take "
-            "own_chunk = raw, or fp16 there"
+            f"own_chunk = stored does not go with tokens = {self.tokens} that are quantized: what stores such a token "
+            "changes within a chunk, which is not computed; take own_chunk = raw, or fp16 there"
         )
 
     def named(self) -> str:

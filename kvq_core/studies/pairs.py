@@ -1,5 +1,6 @@
 """Lanes against each other on the same prompts: paired differences, corrected for how many there are."""
 
+import math
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -117,12 +118,19 @@ def _corrected(raw: list[tuple[Pair, float]]) -> list[Pair]:
 
 def needed_prompts(effect: float, tests: int) -> int | None:
     """Prompts with which a paired t test finds an effect of that size among so many tests."""
+    from scipy.optimize import brentq
     from statsmodels.stats.power import TTestPower
 
     if not tests or abs(effect) < 1e-3:
         return None
-    found = float(np.max(TTestPower().solve_power(abs(effect), alpha=(1 - CONFIDENCE) / tests, power=POWER)))
-    return round(found) if found <= MOST else None
+
+    def lacking(prompts: float) -> float:
+        power = float(TTestPower().power(abs(effect), prompts, (1 - CONFIDENCE) / tests))
+        return POWER - (1.0 if math.isnan(power) else power)  # scipy knows no t distribution so far from its centre
+
+    if lacking(MOST) > 0:
+        return None
+    return round(brentq(lacking, FEWEST, MOST)) if lacking(FEWEST) > 0 else FEWEST
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from math import inf
+from statistics import median
 
 from kvq_core.errors import ModelError, StoreError
 from kvq_core.store.beside import present_in, url_of
@@ -19,6 +20,7 @@ from kvq_core.studies.spec import StudySpec
 
 Key = tuple[str, str]  # run and prompt
 KEPT_EVERY_S = 60.0  # rows of a study at work, so that one that is killed need not read all its runs again
+LONG = 1.5  # times the tokens of the prompt in the middle, from which on a prompt is a long one
 KEEPING = 0.02  # of the time, at most, that keeping them may take
 
 
@@ -150,13 +152,17 @@ class _Going:
                 self.progress("Asking the reference", number, len(todo))
 
     def _works(self, todo: list[Cell], answer: bool = False) -> list[Work]:
-        """Model by model, from another cell in every process on: two that do one study meet in the middle."""
+        """Model by model, long prompts first, lest one is begun when all others are done; of both kinds from another
+        cell in every process on: two that do one study meet in the middle."""
         found: list[Work] = []
         url, limits = url_of(self.store), self.store.limits
         for model in dict.fromkeys(cell.model for cell in todo):
             cells = [cell for cell in todo if cell.model == model]
-            first = os.getpid() % len(cells)
-            found += [Work(cell, url, limits, answer) for cell in [*cells[first:], *cells[:first]]]
+            usual = LONG * median(cell.tokens for cell in cells)
+            for kind in (True, False):
+                own = [cell for cell in cells if (cell.tokens > usual) == kind]
+                first = os.getpid() % len(own) if own else 0
+                found += [Work(cell, url, limits, answer) for cell in [*own[first:], *own[:first]]]
         return found
 
     def _take(self, cell: Cell, outcome: Outcome) -> None:
