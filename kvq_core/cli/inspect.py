@@ -57,7 +57,7 @@ def inspect(arguments: argparse.Namespace) -> None:
     try:
         found, fits = _looked_at(arguments, asked)
     except ModelError as error:
-        from kvq_core.models.source import Incomplete
+        from kvq_core.models.naming import Incomplete
 
         if isinstance(error, Incomplete) or (known := fit_cli.fit_of_path(arguments.model, asked)) is None:
             raise

@@ -14,7 +14,7 @@ from kvq_core.models.gguf.fetching import fetched_weights
 from kvq_core.models.gguf.folder import Steps, last
 from kvq_core.models.loaded import LoadedModel
 from kvq_core.models.lockstep import ATTENTION, register
-from kvq_core.models.naming import dtype_here, known_by, unreadable
+from kvq_core.models.naming import dtype_here, known_by, tokenizer_of, unreadable
 from kvq_core.models.source import Files, Source, announce, files_of, find, path_of, resolve
 from kvq_core.models.support import check_config, check_model, check_room, check_weights
 from kvq_core.models.text_part import of_text, text_part
@@ -109,7 +109,7 @@ def release() -> None:
 
 
 def _load(id: str, revision: str | None) -> LoadedModel:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # of the process, for good: progress is told through events
@@ -131,7 +131,7 @@ def _load(id: str, revision: str | None) -> LoadedModel:
         )
         model, report = read
         check_weights(id, report if renamed is None else of_text(report, model))
-        tokenizer = AutoTokenizer.from_pretrained(source.place, **options)
+        tokenizer = tokenizer_of(id, source, options)
     except ModelError:
         raise
     except Exception as error:

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
-from kvq_core.errors import ModelError, did_you_mean
+from kvq_core.errors import PATH, ModelError, abbreviate, did_you_mean
 from kvq_core.models import bundled, identity
 from kvq_core.models.choice import KNOWN
 from kvq_core.models.source import Source, portable
 from kvq_core.models.source import title as title_of
 from kvq_core.spec import DEFAULT_MODEL
+
+TOKENIZER = "tokenizer.*", "tokenizer_config.json", "vocab.*", "*.model", "*.tiktoken"  # one of them, at least
 
 
 def known_by(source: Source, id: str, folder: Path, commit: str | None) -> dict[str, Any]:
@@ -39,6 +41,23 @@ def weights_bytes_of(source: Source, id: str, folder: Path) -> int | None:
     if id == DEFAULT_MODEL:
         return bundled.bundled_gguf().stat().st_size if find_spec(bundled.PACKAGE) else None
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+class Incomplete(ModelError):
+    """Of a directory that lacks a file which no model goes without."""
+
+
+def tokenizer_of(id: str, source: Source, options: dict[str, Any]) -> Any:
+    """The model's tokenizer. Raises ModelError for a directory that has none, and what transformers raises."""
+    from transformers import AutoTokenizer
+
+    folder = Path(source.place)
+    if folder.is_dir() and not any(file for pattern in TOKENIZER for file in folder.glob(pattern)):
+        raise Incomplete(
+            f"Model directory {abbreviate(repr(id), PATH)} has no tokenizer; put its tokenizer.json, or "
+            "tokenizer.model, beside config.json."
+        )
+    return AutoTokenizer.from_pretrained(source.place, **options)
 
 
 def dtype_here() -> torch.dtype:

@@ -7,7 +7,7 @@ import torch
 from kvq_core.errors import ModelError
 from kvq_core.models.loaded import LoadedModel
 from kvq_core.models.loader import check_allowed, in_memory
-from kvq_core.models.naming import dtype_here, known_by, unreadable
+from kvq_core.models.naming import dtype_here, known_by, tokenizer_of, unreadable
 from kvq_core.models.source import files_of, resolve
 from kvq_core.models.support import check_config, check_model
 from kvq_core.models.text_part import text_part
@@ -27,7 +27,7 @@ def outline(id: str, revision: str | None = None) -> LoadedModel:
 
     Raises ModelError as ``load`` does, but for what only weights show.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     check_allowed(id, revision)
     if (held := in_memory(id, revision)) is not None:
@@ -39,7 +39,7 @@ def outline(id: str, revision: str | None = None) -> LoadedModel:
         check_config(config)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype_here())
-        tokenizer = AutoTokenizer.from_pretrained(source.place, **options)
+        tokenizer = tokenizer_of(id, source, options)
     except ModelError:
         raise
     except Exception as error:

@@ -17,12 +17,7 @@ from kvq_core.models.gguf.published import PREFIX, SECOND_MODEL, TITLE
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
 
-TOKENIZER = "tokenizer.*", "tokenizer_config.json", "vocab.*", "*.model", "*.tiktoken"  # one of them, at least
 FILE, FOLDER = PREFIX, "dir:"  # what the ids of a converted GGUF file and of a directory begin with; a hash follows
-
-
-class Incomplete(ModelError):
-    """Of a directory that lacks a file which no model goes without."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +62,6 @@ def find(id: str, revision: str | None) -> Generator[Step, None, Source]:
     if _is_gguf(path):
         file = yield from _converted(path)
         return Source(str(file.folder), file=file)
-    if not any(file for pattern in TOKENIZER for file in path.glob(pattern)):
-        raise Incomplete(
-            f"Model directory {abbreviate(repr(id), PATH)} has no tokenizer; put its tokenizer.json, or "
-            "tokenizer.model, beside config.json."
-        )
     return Source(str(path))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvq_core.errors import ModelError, abbreviate, excerpt
-from kvq_core.models.gguf.fetching import Fetched, fetched, reachable, unreachable
+from kvq_core.models.gguf.fetching import Fetched, fetched, reachable
 from kvq_core.models.gguf.header import PART
 
 _ID = re.compile(r"([\w.-]+/[\w.-]+):([^:]+)")
@@ -29,9 +29,9 @@ def download(repo: str, wanted: str, revision: str | None) -> Fetched:
     """
     from huggingface_hub import list_repo_files
 
+    if not reachable() and (held := _held(repo, wanted, revision)) is not None:
+        return held
     try:
-        if not reachable():
-            return _held(repo, wanted, revision)
         name = _named(repo, wanted, lambda: list_repo_files(repo, revision=revision))
         if PART.search(name):
             raise ModelError(f"{repo}:{abbreviate(name)} is one of the parts of a model, and {_PARTS}")
@@ -51,8 +51,8 @@ def _named(repo: str, wanted: str, names: Callable[[], list[str]]) -> str:
     return wanted if wanted.lower().endswith(".gguf") else chosen(repo, wanted, names())
 
 
-def _held(repo: str, wanted: str, revision: str | None) -> Path:
-    """The file in the Hub's cache. Raises OSError where it is not there."""
+def _held(repo: str, wanted: str, revision: str | None) -> Path | None:
+    """The file in the Hub's cache; None where it is not there."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -60,10 +60,8 @@ def _held(repo: str, wanted: str, revision: str | None) -> Path:
         held = [file.relative_to(folder).as_posix() for file in folder.rglob("*.gguf")]
         path = folder / _named(repo, wanted, lambda: held)
     except (OSError, ValueError, ModelError):
-        raise unreachable() from None
-    if not path.is_file():
-        raise unreachable()
-    return path
+        return None
+    return path if path.is_file() else None
 
 
 def chosen(repo: str, quantization: str, names: list[str]) -> str:
