@@ -5,7 +5,6 @@ many ways on damaged files. Format: https://github.com/ggml-org/ggml/blob/master
 """
 
 import mmap
-import re
 import struct
 from collections import Counter
 from collections.abc import Iterator
@@ -18,8 +17,8 @@ from gguf import GGMLQuantizationType, GGUFValueType, LlamaFileType
 from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT
 
 from kvq_core.errors import ModelError, excerpt
+from kvq_core.models.gguf.hub import PART
 
-PART = re.compile(r"[-.]\d+-of-(?!0*1\.)\d+\.gguf$", re.IGNORECASE)  # of a model in more than one, by its name
 _VERSIONS = (2, 3)
 _FORMS = {
     GGUFValueType.UINT8: "B",

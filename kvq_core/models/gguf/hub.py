@@ -6,8 +6,8 @@ from pathlib import Path
 
 from kvq_core.errors import ModelError, abbreviate, excerpt
 from kvq_core.models.gguf.fetching import Fetched, fetched, reachable
-from kvq_core.models.gguf.header import PART
 
+PART = re.compile(r"[-.]\d+-of-(?!0*1\.)\d+\.gguf$", re.IGNORECASE)  # of a model in more than one, by its name
 _ID = re.compile(r"([\w.-]+/[\w.-]+):([^:]+)")
 _PARTS = (
     "models in parts are not read. Merge them with llama.cpp's llama-gguf-split --merge and give the file's path, or "
