@@ -152,15 +152,16 @@ class _Going:
                 self.progress("Asking the reference", number, len(todo))
 
     def _works(self, todo: list[Cell], answer: bool = False) -> list[Work]:
-        """Model by model, long prompts first, lest one is begun when all others are done; of both kinds from another
-        cell in every process on: two that do one study meet in the middle."""
+        """Model by model, what takes longest first, lest it is begun when all others are done: long prompts, and
+        conversations, whose turns enter the caches one by one. Of both kinds from another cell in every process on: two
+        that do one study meet in the middle."""
         found: list[Work] = []
         url, limits = url_of(self.store), self.store.limits
         for model in dict.fromkeys(cell.model for cell in todo):
             cells = [cell for cell in todo if cell.model == model]
             usual = LONG * median(cell.tokens for cell in cells)
             for kind in (True, False):
-                own = [cell for cell in cells if (cell.tokens > usual) == kind]
+                own = [cell for cell in cells if (cell.tokens > usual or cell.prompt.messages is not None) == kind]
                 first = os.getpid() % len(own) if own else 0
                 found += [Work(cell, url, limits, answer) for cell in [*own[first:], *own[:first]]]
         return found
