@@ -149,9 +149,9 @@ class Decode(Standing):
         return sampler
 
     def _write(self, drafts: Drafts, sampler: Sampler) -> None:
-        """The one row that is left reads its last token and guesses at what follows, and keeps those it chooses."""
-        written = self._free[0].token_ids
-        at, guessed = len(written), drafts.guess(self.total - len(written))
+        """The one row that is left reads its last token and guesses at what follows, and keeps what it chooses."""
+        at = len(written := self._free[0].token_ids)
+        guessed = drafts.guess(self.total - at) if self._states is None else []  # a state cannot take tokens back
 
         def kept(out: Tensor) -> int:
             for logits, guess in zip(self._stepping.head(out)[0], [*guessed, None], strict=True):

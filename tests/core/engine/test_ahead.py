@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.architectures import tiny_of
 from kvq_core.codecs.stream import Stream
 from kvq_core.codecs.window import Window
 from kvq_core.engine.ahead import Ahead
@@ -183,3 +184,17 @@ def test_guesses_follow_the_longest_end_that_is_known_and_the_own_text_first() -
     assert drafts.guess(1) == []
     drafts.extend([50, 2])
     assert drafts.guess(40) == [], "one token is too little to go by"
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "lfm2", "gemma3_text", "gemma3n_text"])
+def test_guesses_that_were_wrong_leave_nothing_in_layers_of_any_kind(kind: str) -> None:
+    """Nor in linear attention and convolutions, whose states could not take a token back."""
+    model, ids = tiny_of(kind), prompt_ids(60, seed=3)
+    lane = Lane(label="one", method="per_token", knobs={"bits": 1, "group_size": 8, "residual_length": 0})
+    beside = run_engine(model, ids, [lane], 24, ignore_eos=True)
+    state = beside.decode.states[0]
+    assert state.first_divergence is not None
+    wrong = [token if at % 3 else abs(token - 1) for at, token in enumerate(state.token_ids)]
+    given = {"given": beside.decode.token_ids, "answered": beside.logits()[0], "known": [[ids[-1], *wrong]]}
+    alone = run_engine(model, ids, [lane], 24, ignore_eos=True, **given)
+    assert alone.decode.states[0].token_ids == state.token_ids
