@@ -15,6 +15,7 @@ from torch import Tensor
 from kvq_core.codecs.stream import Stream
 from kvq_core.engine.cache import KINDS, LaneCache
 from kvq_core.models.head import POSITIONS
+from kvq_core.models.scoring import Scoring
 
 MOST = 64  # tokens of a pass: more of them would read the weights hardly less often
 SCORES = 1 << 27  # bytes that a layer's scores of a pass may take
@@ -82,7 +83,7 @@ class Ahead:
         ends = set[int]()
         for cache in self._caches:
             for part in cache.parts:
-                if cache.observes or cache.selects or not isinstance(part.stream, Stream):
+                if cache.observes or cache.selects or cache.unchosen or not isinstance(part.stream, Stream):
                     return None
                 if not part.local:
                     left = part.stream.boundaries(tokens)
@@ -115,3 +116,23 @@ class Ahead:
             at, until = (torch.tensor(x, device=left.device) for x in (range(start, end), ends))
             left[row] = (at >= first) & (at < until[:, None])
         return Reread(start - prefix, stored, left)
+
+    def attention(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
+        """Attention of the last n tokens over all that a layer's rows read: queries (rows, query_heads, n, head_dim) as
+        they meet keys, keys and values (rows, kv_heads, tokens, head_dim), float32 -> (rows, n, query_heads, head_dim).
+        """
+        n, total = queries.shape[-2], keys.shape[-2]
+        of_keys, of_values = (self.reread(layer, kind, x, 0, n) for kind, x in enumerate((keys, values)))
+        asked = queries.reshape(len(keys), keys.shape[1], -1, keys.shape[-1])
+        scores = asked @ keys.mT
+        if of_keys is not None:
+            of_keys.scores_(scores, asked)
+        hidden = torch.ones(n, total, dtype=torch.bool, device=keys.device).triu(total - n + 1)
+        behind = how.newest_behind(n, total, keys.device)
+        hidden = hidden if behind is None else hidden | behind
+        scores = how.capped_(scores.unflatten(2, (-1, n)) * how.scaling).masked_fill_(hidden, float("-inf"))
+        weights = how.softmax(scores).flatten(2, 3)
+        out = weights @ values
+        if of_values is not None:
+            out += of_values.output(weights, values)
+        return out.unflatten(2, (-1, n)).flatten(1, 2).transpose(1, 2)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kvq_core.engine.ahead import Ahead
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.filling import Filling
 from kvq_core.engine.fit import Shared
@@ -58,15 +59,17 @@ class Entry:
 
     def _together(self, every: list[LaneState]) -> Iterator[tuple[list[LaneState], list[Segment], bool]]:
         """Lanes whose prompts enter in the same passes, as many together as fill a pass of the prefill."""
-        alike: dict[tuple[tuple[Segment, ...], bool], list[LaneState]] = {}
+        alike: dict[tuple[tuple[Segment, ...], bool, bool], list[LaneState]] = {}
         for state in every:
             chunks = state.lane.chunks
             todo = tuple(self.script.passes(chunks))
             if todo and state.cache is not None and state.kernel is None:
                 stored = chunks is not None and chunks.own_chunk == "stored"
-                alike.setdefault((todo, stored), []).append(state)
-        for (todo, stored), states in alike.items():
-            together = max(1, CHUNK // max(each.end - each.start for each in todo))
+                given = max((each.end - each.start for each in todo if each.answered), default=1)
+                ahead = given == 1 or Ahead([state.cache], 0).passes(given) is not None
+                alike.setdefault((todo, stored, ahead), []).append(state)
+        for (todo, stored, _), states in alike.items():
+            together = max(1, CHUNK // max(each.end - each.start for each in todo if not each.answered))
             for first in range(0, len(states), together):
                 yield states[first : first + together], list(todo), stored
 

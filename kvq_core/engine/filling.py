@@ -1,22 +1,25 @@
 """The prompt of some lanes, read through their own caches.
 
 A pass computes its tokens in the model once for every lane, each attending to what its cache holds of the tokens before
-and to its own pass as computed (raw) or as the cache would store it (stored); then they enter the cache.
+and to its own pass as computed (raw) or as the cache would store it (stored); then they enter the cache. Of an answer
+that is given, every token reads what it would read if they came one by one; see engine/ahead.py.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from kvq_core.engine.ahead import Ahead, pass_tokens
 from kvq_core.engine.as_computed import AsComputed
 from kvq_core.engine.cache import KINDS, Kind, LaneCache, Part
 from kvq_core.engine.choosing import Choosing, Reads, chosen
 from kvq_core.engine.fit import Source
-from kvq_core.engine.prefill import LayerGroup, Prefill
+from kvq_core.engine.prefill import CHUNK, LayerGroup, Prefill
 from kvq_core.engine.query_rounding import chunk_attention, rounded
 from kvq_core.engine.script import Segment
 from kvq_core.engine.stored_attention import StoredTokens
@@ -79,13 +82,14 @@ class Filling:
         self._as_computed = AsComputed(self.caches, self.prefill.groups)
         self._as_computed.reindex(range(1, len(self.caches) + 1))
         self._stored = StoredTokens(self.caches) if self.stored else None
+        self._ahead = Ahead(self.caches, 0)
         self._watches = any(cache.observes for cache in self.caches)
         heads = {layer: group.keys.shape[1] for group in self.prefill.groups for layer in group.layers}
         self._choosing = Choosing([cache.selects for cache in self.caches], heads)
         self._start(self.passes[0].start)
         self.states = self._states_at(self.passes[0].start)
         found = []
-        for now in self.passes:
+        for now in chain.from_iterable(map(self._in_passes, self.passes)):
             self._now = now
             hidden = self._forward()
             at = [p - now.start for p in self.scored if now.start <= p < now.end]
@@ -96,6 +100,17 @@ class Filling:
                 self._choose()
             yield now.end
         self.hidden = torch.cat(found, 1)
+
+    def _in_passes(self, segment: Segment) -> Iterator[Segment]:
+        """A pass of the prompt as it is, an answer in as many as its tokens' caches ask for."""
+        tokens, sizes = segment.end - segment.start, None
+        if not segment.answered:
+            sizes = [tokens]
+        elif self.model.shape.in_chunks:
+            most = pass_tokens(len(self.caches), self.model.shape.query_heads, segment.end)
+            sizes = self._ahead.passes(tokens, max(1, min(most, CHUNK // len(self.caches))))
+        ends = accumulate(sizes or [1] * tokens, initial=segment.start)
+        yield from (Segment(start, end, segment.answered) for start, end in pairwise(ends))
 
     def _start(self, tokens: int) -> None:
         """Fill in the tokens before the first pass: as the reference computed them, and as the caches read them."""
@@ -132,7 +147,7 @@ class Filling:
         ids = torch.tensor([self.prefill.ids[self._now.start : self._now.end]] * len(self.caches))
         attend = self._attend if self.stress is None else self.stress.wrap(self._attend)
         hidden = self.model.hidden(ids, self._now.start, attend, self.states)
-        for error in self._choosing.failed.values():
+        for error in (*self._choosing.failed.values(), *self._ahead.failed.values()):
             raise error
         return hidden
 
@@ -155,11 +170,14 @@ class Filling:
             asked = {row: keys_read() for row, keys_read in reads.items()}
             return self._stored.attention(held_by, met, own, read, how, asked).to(queries.dtype)
         seen_keys, seen_values = (x.float() for x in read)
+        if self._now.answered and now.stop - now.start > 1:
+            return self._ahead.attention(held_by, met, seen_keys, seen_values, how).to(queries.dtype)
         if self._watches and how.reads is None:
             self._note(layer, queries.float(), seen_keys, how, reads)
         if reads or any(held_by in cache.roundings for cache in self.caches):
             out = []
-            for row, given in enumerate(zip(queries.float(), met, seen_keys, seen_values, strict=True)):
+            own_met = met if self._now.answered else queries.float()  # a token that is decoded meets its own key so
+            for row, given in enumerate(zip(own_met, met, seen_keys, seen_values, strict=True)):
                 seen = reads[row]() if row in reads else None
                 out.append(chunk_attention(*given, how, seen, partial(self._choosing.follow, row, layer)))
             return torch.stack(out).to(queries.dtype)

@@ -11,16 +11,16 @@ SAMPLED = 64  # positions scored at the end of each
 
 @dataclass(frozen=True)
 class Segment:
-    """Tokens ``start`` .. ``end`` of the prompt: read as a prompt, or, ``answered``, one by one as the model wrote them
-    in an earlier turn."""
+    """Tokens ``start`` .. ``end`` of the prompt: read as a prompt, or, ``answered``, as if one by one, as the model
+    wrote them in an earlier turn."""
 
     start: int
     end: int
     answered: bool = False
 
     def passes(self, chunk: int | None) -> Iterator["Segment"]:
-        """The forward passes in which its tokens enter a cache; ``chunk`` None: a prompt's in one."""
-        size = 1 if self.answered else chunk or self.end - self.start
+        """The parts of it that enter a cache at once, an answer token by token; ``chunk`` None: a prompt in one."""
+        size = self.end - self.start if self.answered else chunk or self.end - self.start
         for start in range(self.start, self.end, size):
             yield Segment(start, min(start + size, self.end), self.answered)
 
