@@ -1,5 +1,6 @@
 """pydantic's validation errors as one line for people."""
 
+import json
 import re
 from typing import Any, get_args
 
@@ -28,10 +29,16 @@ def first_line(error: ValidationError, model: type[BaseModel], name: str = "") -
         return f"{start}Unknown field {excerpt(place)}; allowed: {', '.join(fields)}."
     if first["type"] == "missing":
         return f"{start}{place or 'A field'} is missing."
-    reason = _PLAIN.get(first["type"], _SHOULD.sub("it must", first["msg"]))
+    reason = _PLAIN.get(first["type"], _SHOULD.sub("it must", first["msg"]).replace(" after validation", ""))
     if loc and len(loc) < len(first["loc"]) and (field := fields.get(str(loc[-1]))):
-        reason = field.description or reason  # none of several forms: what the field is says them all
+        reason = _such_as(field.examples) or field.description or reason  # none of several forms
     return f"{start}{place or name or 'A name'} = {excerpt(first['input'])} is not allowed: {reason.rstrip('.')}."
+
+
+def _such_as(examples: list[Any] | None) -> str:
+    """Of each form that a field takes one, as JSON has it."""
+    *others, last = map(json.dumps, examples or [""])
+    return f"give such as {', '.join(others)} or {last}" if others else ""
 
 
 def _chosen(error: ValidationError, model: type[BaseModel]) -> tuple[dict[str, Any], _Place]:

@@ -10,7 +10,7 @@ from kvq_core.errors import SpecError
 from kvq_core.methods import make
 from kvq_core.spec.conversation import Message, Tool, check_conversation
 from kvq_core.spec.lane import Lane
-from kvq_core.spec.rule import Count, Frozen, Rule
+from kvq_core.spec.rule import Count, Frozen, Numbers, Rule
 
 DEFAULT_MODEL = "smollm2-135m-instruct-q4_1"
 MAX_LANES = 64
@@ -23,10 +23,9 @@ class Capture(Frozen):
         "auto",
         description='Layers whose score maps are kept, "auto", "all" or a list from 0; auto: as many, evenly spaced, '
         "as 64 MB of arrays allow.",
+        examples=["auto", "all", [0, 1]],
     )
-    heads: Literal["all"] | tuple[Count, ...] = Field(
-        "all", description='Query heads whose score maps are kept, "all" or a list from 0.'
-    )
+    heads: Numbers = Field("all", description='Query heads whose score maps are kept, "all" or a list from 0.')
     detail: Literal["off", "normal", "deep"] = Field(
         "normal",
         title="Captures",
@@ -49,6 +48,7 @@ class Stress(Frozen):
         2,
         title="Outlier pairs",
         description="How many pairs (i, i + head_dim/2) of each head, largest first, or a list of pairs from 0.",
+        examples=[2, [0, 1]],
     )
     key_bias: float = Field(
         0.0,
@@ -57,12 +57,8 @@ class Stress(Frozen):
         title="Key bias",
         description="Size of a constant added to a head's keys on its slowest pairs, in units of their rms. 0: none.",
     )
-    layers: Literal["all"] | tuple[Count, ...] = Field(
-        "all", title="Layers", description='Stressed layers, "all" or a list from 0.'
-    )
-    kv_heads: Literal["all"] | tuple[Count, ...] = Field(
-        "all", title="KV heads", description='Stressed KV heads, "all" or a list from 0.'
-    )
+    layers: Numbers = Field("all", title="Layers", description='Stressed layers, "all" or a list from 0.')
+    kv_heads: Numbers = Field("all", title="KV heads", description='Stressed KV heads, "all" or a list from 0.')
 
     @property
     def active(self) -> bool:

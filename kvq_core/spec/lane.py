@@ -35,6 +35,7 @@ class _Labelled(Frozen):
         "full",
         description="How the prompt is read: full, in full precision before anything is quantized, as papers do; "
         "deployed, as the method's first engine does; or in chunks through the lane's own cache.",
+        examples=["full", "deployed", {"chunk": 512}],
     )
     select: Annotated[SerializeAsAny[Selection] | None, BeforeValidator(_selection)] = Field(
         None,

@@ -124,7 +124,11 @@ class Stack:
                 options["sink_tokens"] = sinks
             if recent and (kind == "last" or (kind == "all" and tail is None)):
                 options["recent_tokens"] = recent
-            stored = rule.with_options(**options)
+            try:
+                stored = rule.with_options(**options)
+            except SpecError as error:
+                told = ", ".join(f"{name} = {value}" for name, value in options.items())
+                raise SpecError(f"{self._named()}: fp16 there is {told} of {rule.method}, and {error}") from None
             yield Assignment(number, stored, self.tensor, self.layers, *sizes)
 
     def _encoded(self, kind: str) -> Rule | None:

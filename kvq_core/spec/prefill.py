@@ -25,7 +25,8 @@ class Chunks(Frozen):
 
 def _from_words(given: Any) -> Any:
     """``512``, ``512 stored``, ``256 raw first_chunk``: what is left out is as usual; anything else as it is."""
-    words = given.split() if isinstance(given, str) else []
+    told = isinstance(given, str | int) and not isinstance(given, bool)
+    words = str(given).split() if told else []
     if not words or not words[0].isascii() or not words[0].isdigit():
         return given
     return {"chunk": int(words[0]), **{_WORDS.get(word, word): word for word in words[1:]}}

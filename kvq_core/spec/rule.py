@@ -15,6 +15,7 @@ Centering = Literal["none", "mean", "bias", "mean_after_rope"]
 Rotation = Literal["none", "hadamard", "signed"]
 Tensor = Literal["keys", "values"]
 Count = Annotated[int, Field(ge=0)]
+Numbers = Annotated[Literal["all"] | tuple[Count, ...], Field(examples=["all", [0, 1]])]
 Spans = tuple[tuple[Count, Count], ...]
 Tier = Literal["all", "first", "last", "spans"]
 
@@ -37,7 +38,7 @@ class Storing(Frozen):
     tensors: Literal["both", "keys", "values"] = Field(
         "both", description="What the method quantizes; the rest is fp16."
     )
-    layers: Literal["all"] | tuple[Count, ...] = Field(
+    layers: Numbers = Field(
         "all", description='Layers it quantizes, "all" or a list of numbers from 0; the others are fp16.'
     )
     sliding: bool = Field(
@@ -72,13 +73,12 @@ class Rule(Storing):
 
     method: str = Field(description="Name of the method.")
     tensors: Literal["both", "keys", "values"] = Field("both", description="What the rule is for.")
-    layers: Literal["all"] | tuple[Count, ...] = Field(
-        "all", description='Layers it is for, "all" or a list of numbers from 0.'
-    )
+    layers: Numbers = Field("all", description='Layers it is for, "all" or a list of numbers from 0.')
     tokens: str | Spans = Field(
         "all",
         description='Tokens it is for: "all", "first:n", "last:n", or spans of the prompt such as [[40, 60]], kept '
         "beside what a later rule stores.",
+        examples=["all", "first:4", "last:128", [[40, 60]]],
     )
 
     @model_validator(mode="after")

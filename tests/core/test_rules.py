@@ -99,7 +99,10 @@ BAD = [
     ({"rules": [KEYS, VALUES], "prefill": {"chunk": 0}}, ["prefill.chunk = 0", "equal to 1"]),
     ({"rules": [KEYS, VALUES], "prefill": "0 raw"}, ["prefill.chunk = 0", "equal to 1"]),
     ({"rules": [KEYS, VALUES], "prefill": {"size": 5}}, ["Unknown field 'prefill.size'", "chunk, own_chunk, fit"]),
-    ({"rules": [KEYS, VALUES], "prefill": "often"}, ["prefill = 'often'", "deployed, as the method's first engine"]),
+    (
+        {"rules": [KEYS, VALUES], "prefill": "often"},
+        ["prefill = 'often'", 'such as "full", "deployed" or {"chunk": 512}'],
+    ),
     (
         {"rules": [{"method": "q8_0", "tensors": "keys"}, {"method": "fp8"}], "prefill": "deployed"},
         ["K q8_0 is read by llama.cpp (its own chunk stored)", "fp8 by vLLM"],
@@ -127,6 +130,7 @@ def test_what_is_not_quantized_fits_every_home(other):
     chunks = parse_lane({"rules": rules, "prefill": "deployed"}).chunks
     assert (chunks.chunk, chunks.own_chunk) == (512, "stored")
     assert parse_lane({"method": other, "prefill": "deployed"}).chunks is None
+    assert parse_lane({"method": other, "prefill": 512}).chunks == parse_lane({"method": other, "prefill": {}}).chunks
 
 
 def test_layers_that_are_not_there_are_named():

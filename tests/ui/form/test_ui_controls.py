@@ -237,7 +237,7 @@ def test_text_in_the_lanes_card_is_escaped():
     "changes, said",
     [
         ({"sink_tokens": -1}, "sink_tokens = -1 is not allowed: it must be greater than or equal to 0."),
-        ({"layers": "all but one"}, "layers = 'all but one' is not allowed: Layers it quantizes"),
+        ({"layers": "all but one"}, "layers = 'all but one' is not allowed: give such as \"all\" or [0, 1]."),
         ({"label": "x" * 61}, "label = 'xxx"),
         ({"knobs": {"group_size": None}}, "group_size = nothing is not allowed"),
         ({"tensors": "k"}, "tensors = 'k' is not allowed: it must be 'both', 'keys' or 'values'."),
