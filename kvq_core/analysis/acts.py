@@ -13,15 +13,17 @@ import numpy as np
 from kvq_core.analysis.key_constants import constant_layers
 from kvq_core.analysis.plans import lane_of, shape_of
 from kvq_core.errors import KvqError, SpecError
-from kvq_core.methods import knobs, methods
+from kvq_core.methods import ModelShape, knobs, methods
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
-from kvq_core.spec import Lane, Rule
+from kvq_core.spec import Lane, Rule, reached
 
 WIDE = 8  # bits
 SINKS = 4  # first tokens
 LEAST_SPAN = 4  # tokens around the hottest ones
 LABEL = 60  # characters of a lane's
+
+Offer = tuple[str, str, str, str, Sequence[Rule]]  # an act's name, what it says and why, what its lane is called, rules
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ def acts(record: Record, arrays: Arrays, index: int, place: Place) -> tuple[Act,
     if lane is None or not lane.quantizes or record.lanes[index].status != "done":
         return ()
     tried = (_in_layer(record, arrays, index, lane, place), _of_tokens(record, arrays, index, lane, place))
-    found = [act for offers in (*tried, _of_keys(arrays, lane, place)) for act in offers]
+    offers = (offer for some in (*tried, _of_keys(arrays, lane, place)) for offer in some)
+    found = [act for offer in offers if (act := _act(lane, shape_of(record), offer)) is not None]
     known = {_told(own) for own in (lane_of(record, at) for at in range(len(record.lanes))) if own is not None}
     return tuple(act for act in found if _told(act.lane) not in known)
 
@@ -118,76 +121,68 @@ def widened(span: tuple[int, int], prompt: int) -> tuple[int, int] | None:
     return start, min(prompt, max(end, start + LEAST_SPAN))
 
 
-def _in_layer(record: Record, arrays: Arrays, index: int, lane: Lane, place: Place) -> Iterator[Act]:
+def _in_layer(record: Record, arrays: Arrays, index: int, lane: Lane, place: Place) -> Iterator[Offer]:
     """The layer in fp16, at eight bits, or as another method has it."""
     layer, there = place.layer, f"layer {place.layer}"
     covering = [rule for rule in lane.every_rule if rule.layers == "all" or layer in rule.layers]
     if layer not in shape_of(record).full or not any(rule.build().quantizes for rule in covering):
         return  # of windows no error was looked at
     why = _loses(arrays, index, layer)
-    before = [Rule(method="fp16", layers=(layer,))]
-    yield from _act("layer-fp16", f"Keep {there} in fp16", why, lane, before, f"{there} fp16")
-    before = [found for rule in covering if (found := _wide(rule, layer)) is not None]
-    yield from _act("layer-wide", f"{WIDE} bits in {there}", why, lane, before, f"{there} {WIDE}-bit")
+    own = lane.every_rule
+    yield "layer-fp16", f"Keep {there} in fp16", why, f"{there} fp16", [Rule(method="fp16", layers=(layer,)), *own]
+    wide = [found for rule in covering if (found := _wide(rule, layer)) is not None]
+    yield "layer-wide", f"{WIDE} bits in {there}", why, f"{there} {WIDE}-bit", [*wide, *own]
     for other, less in _better_there(record, arrays, index, layer):
         told = record.lanes[other].label
         named = f"{there} as {told}"
         rules = [rule for rule in _rules(record, other) if rule.layers == "all" or layer in rule.layers]
-        before = [_at_layer(rule, layer) for rule in rules]
-        yield from _act("layer-other", f"{told} in {there}", less, lane, before, named)
+        yield "layer-other", f"{told} in {there}", less, named, [*(_at_layer(rule, layer) for rule in rules), *own]
 
 
-def _of_tokens(record: Record, arrays: Arrays, index: int, lane: Lane, place: Place) -> Iterator[Act]:
+def _of_tokens(record: Record, arrays: Arrays, index: int, lane: Lane, place: Place) -> Iterator[Offer]:
     """Tokens that stay in fp16: those that were clicked or are hurt most, and the first."""
     prompt = len(record.reference.prompt_token_ids)
     clicked = None if place.span is None else widened(place.span, prompt)
     if (span := clicked or hottest_span(record, arrays, index, place)) is not None:
         words = f"tokens {span[0]}-{span[1] - 1}"
         why = "you pointed at them" if clicked else f"their scores move most in layer {place.layer}, head {place.head}"
-        before = [Rule(method="fp16", tokens=(span,))]
-        yield from _act("span", f"Protect {words} of the prompt", why, lane, before, f"{words} fp16")
+        rules = [Rule(method="fp16", tokens=(span,)), *lane.every_rule]
+        yield "span", f"Protect {words} of the prompt", why, f"{words} fp16", rules
     rules = [_with_sinks(rule) for rule in lane.every_rule]
     if rules != list(lane.every_rule):
         moved = array(arrays, f"lane/{index}/sink_mass")
         lost = None if moved is None or not moved.size else float(moved.mean())
         change = "" if lost is None else f"{'−' if lost < 0 else '+'}{abs(100 * lost):.1f}"
         why = f"their share of attention changed by {change} points" if change else "attention rests on them"
-        yield from _act("sinks", f"Keep the first {SINKS} tokens in fp16", why, lane, [], f"{SINKS} sinks", rules)
+        yield "sinks", f"Keep the first {SINKS} tokens in fp16", why, f"{SINKS} sinks", rules
 
 
-def _of_keys(arrays: Arrays, lane: Lane, place: Place) -> Iterator[Act]:
+def _of_keys(arrays: Arrays, lane: Lane, place: Place) -> Iterator[Offer]:
     """Keys without their constant, and with their outlying channels spread."""
     constant = constant_layers(arrays).get(place.layer)
     why = "what its keys have in common takes up their scales"
     if constant is not None:
         why = f"the keys of layer {place.layer} carry a constant {constant:.0f} times as large as what differs in them"
     rules = [_changed(rule, center="mean") for rule in lane.every_rule]
-    yield from _act("center", "Centre the keys", why, lane, [], "centred", rules)
+    yield "center", "Centre the keys", why, "centred", rules
     if place.channel is not None:
         why = f"a turn spreads channel {place.channel} over all of its head"
         rules = [_changed(rule, rotate="hadamard") for rule in lane.every_rule]
-        yield from _act("rotate", "Rotate keys and values", why, lane, [], "rotated", rules)
+        yield "rotate", "Rotate keys and values", why, "rotated", rules
 
 
-def _act(
-    name: str,
-    says: str,
-    because: str,
-    lane: Lane,
-    before: Sequence[Rule],
-    label: str,
-    rules: Sequence[Rule] | None = None,
-) -> Iterator[Act]:
-    """The lane with some rules before its own, or with others in their place; nothing where that is no lane, or is
-    the lane itself."""
-    own = lane.every_rule
-    changed = (*before, *(own if rules is None else rules))
-    if changed == own:
-        return
+def _act(lane: Lane, shape: ModelShape, offer: Offer) -> Act | None:
+    """The lane with an offer's rules in place of its own, those of them that are for anything; None where that is no
+    lane, or is the lane itself."""
+    name, says, because, label, rules = offer
+    changed = reached(rules, shape)
+    if changed == lane.every_rule:
+        return None
     short = lane.label[: max(8, LABEL - 3 - len(label))].rstrip()
+    kept = lane.model_dump(mode="json", include={"prefill", "select"})
     with suppress(KvqError, ValueError):  # what the spec refuses, of these rules together too
-        kept = lane.model_dump(mode="json", include={"prefill", "select"})
-        yield Act(name, says, because, Lane(label=f"{short} + {label}"[:LABEL], rules=changed, **kept))
+        return Act(name, says, because, Lane(label=f"{short} + {label}"[:LABEL], rules=changed, **kept))
+    return None
 
 
 def _wide(rule: Rule, layer: int) -> Rule | None:

@@ -4,7 +4,7 @@ Gains need not add up: two parts may do damage that neither does alone, or the s
 as unexplained, and never shared out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +16,7 @@ from kvq_core.record.fields import LaneRecord, Record
 
 Kind = Literal["tensors", "layers", "windows"]
 KIB = 1024
+OWN_WINDOWS = "Its full-precision windows are the smallest its method has, so what they save cannot be told."
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Why:
     kld: float
     recorded: float
     causes: tuple[Cause, ...]
+    own_windows: bool = False  # whether it has windows, and its methods no smaller ones
 
     def of(self, kind: Kind) -> tuple[Cause, ...]:
         return tuple(cause for cause in self.causes if cause.kind == kind)
@@ -65,8 +67,9 @@ class Why:
         return tuple(sorted(worth, key=lambda cause: -(cause.per_kib or 0.0)))
 
 
-def why(parent: LaneRecord, record: Record, arrays: Arrays, kinds: Sequence[Kind]) -> Why:
-    """From a run added for it: its first lane is the parent's as it is, the others one cause each, of these ``kinds``.
+def why(parent: LaneRecord, record: Record, arrays: Arrays, kinds: Mapping[str, Kind]) -> Why:
+    """From a run added for it: its first lane is the parent's as it is, the others one cause each, by whose label
+    ``kinds`` has its kind; what has none there is told of by another version.
 
     Raises SpecError where the lane itself failed, or nothing was scored.
     """
@@ -77,8 +80,9 @@ def why(parent: LaneRecord, record: Record, arrays: Arrays, kinds: Sequence[Kind
         raise SpecError(f"Nothing was measured of {parent.label}: {itself.error or 'no position was scored'}.")
     kld, size = _kld(arrays, 0), _bytes(itself)
     found = []
-    for at, (lane, kind) in enumerate(zip(parts, kinds, strict=True), 1):
-        if lane.status != "done" or lane.memory is None:
+    for at, lane in enumerate(parts, 1):
+        kind = kinds.get(lane.label)
+        if lane.status != "done" or lane.memory is None or kind is None:
             continue
         differs = (kld - _kld(arrays, at)) * (-1 if kind == "windows" else 1)
         se = float(sem(differs)) if len(differs) > 1 else 0.0

@@ -101,6 +101,8 @@ def capture(arguments: argparse.Namespace) -> None:
 
 
 def _lines(found: "Why") -> list[str]:
+    from kvq_core.analysis.why import OWN_WINDOWS
+
     head = f"{found.lane}: mean KLD {found.kld:.4g} nats in this batch, {found.recorded:.4g} as recorded"
     rows: list[tuple[str, ...]] = [("", "KLD", "of it", "±", "more KiB", "nats a KiB")]
     for cause in found.causes:
@@ -111,4 +113,9 @@ def _lines(found: "Why") -> list[str]:
         if (left := found.unexplained(kind)) is not None:
             rows.append((f"not explained by {kind}", "", f"{left:+.4f}", "", "", ""))
     best = ", ".join(cause.label for cause in found.ranked) or "none gains more than twice its standard error"
-    return [head, *columns(rows), f"Most gained for a byte first: {best}."]
+    return [
+        head,
+        *columns(rows),
+        *([OWN_WINDOWS] if found.own_windows else []),
+        f"Most gained for a byte first: {best}.",
+    ]

@@ -2,8 +2,9 @@
 
 from collections.abc import Generator
 
-from kvq_core.analysis.causes import about_why, variants
-from kvq_core.analysis.why import Kind, Why, why
+from kvq_core.analysis.causes import about_why, variants, why_lane
+from kvq_core.analysis.plans import shape_of
+from kvq_core.analysis.why import Kind, Why
 from kvq_core.events import Event, Finished
 from kvq_core.pipeline.added import adding, index_of, spec_of
 from kvq_core.record.fields import Record
@@ -30,8 +31,7 @@ def asking_why(parent: Record, at: int, store: Store | None = None, owner: str =
 
 
 def why_of(parent: Record, at: int, finished: Finished) -> Why:
-    kinds = [kind for kind, _ in _variants(parent, at) if kind is not None]
-    return why(parent.lanes[at], finished.record, finished.arrays, kinds)
+    return why_lane(parent, at, parse_spec(parent.spec).lanes[at], finished.record, finished.arrays)
 
 
 def spec_of_why(parent: Record, at: int) -> ComparisonSpec:
@@ -40,4 +40,4 @@ def spec_of_why(parent: Record, at: int) -> ComparisonSpec:
 
 
 def _variants(parent: Record, at: int) -> list[tuple[Kind | None, Lane]]:
-    return variants(parse_spec(parent.spec).lanes[at], parent.environment.layers)
+    return variants(parse_spec(parent.spec).lanes[at], shape_of(parent))

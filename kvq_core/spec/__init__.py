@@ -10,7 +10,7 @@ from kvq_core.spec.conversation import Message, Tool, tool_name
 from kvq_core.spec.functions import from_function
 from kvq_core.spec.lane import LANE_OPTIONS, Lane
 from kvq_core.spec.layers import layer_words
-from kvq_core.spec.plan import Assignment
+from kvq_core.spec.plan import Assignment, reached
 from kvq_core.spec.prefill import Chunks, in_words
 from kvq_core.spec.read import (
     bundle_of,
@@ -54,6 +54,7 @@ __all__ = [
     "parse_placed",
     "parse_rule",
     "parse_spec",
+    "reached",
     "read_data",
     "read_spec",
     "tool_name",

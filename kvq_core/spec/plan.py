@@ -1,10 +1,10 @@
 """Which rule of a lane stores what: the rules that share a layer's keys or values, and what each has of them."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvq_core.errors import SpecError
-from kvq_core.methods import Method, Window
+from kvq_core.methods import Method, ModelShape, Window
 from kvq_core.spec.layers import layer_words
 from kvq_core.spec.rule import TENSORS, Centering, Rotation, Rule, Tensor
 
@@ -223,6 +223,13 @@ def stacks_of(rules: tuple[Rule, ...], layers: set[int], windowed: frozenset[int
         Stack(tensor, tuple(held), tuple((number, rules[number]) for number in numbers))
         for (tensor, numbers), held in found.items()
     ]
+
+
+def reached(rules: Sequence[Rule], shape: ModelShape) -> tuple[Rule, ...]:
+    """Those of some rules that are for anything on a model of that shape, in their order."""
+    rules = tuple(rules)
+    taken = {number for number, *_ in places(rules, set(shape.keyed), frozenset(shape.windowed))}
+    return tuple(rule for number, rule in enumerate(rules) if number in taken)
 
 
 def places(

@@ -1,6 +1,7 @@
 """What a lane's damage comes from, part by part, as bars that go down from its mean KLD to what nothing explains."""
 
-from kvq_core.analysis.why import Cause, Kind, Why
+from kvq_core.analysis.causes import LEAST_WINDOWS
+from kvq_core.analysis.why import OWN_WINDOWS, Cause, Kind, Why
 from ui.html.escape import safe
 from ui.html.numbers import join_words, significant, size
 
@@ -13,6 +14,8 @@ def waterfall_html(index: int, found: Why) -> str:
     most = max([found.kld, *(cause.kld for cause in found.causes)]) or 1.0
     groups = "".join(_group(found, kind, title, most) for kind, title in GROUPS if found.of(kind))
     windows = "".join(f"<p>{safe(_window(cause))}</p>" for cause in found.of("windows"))
+    if found.own_windows:
+        windows += f"<p>{OWN_WINDOWS}</p>"
     noise = NOISE.format(here=significant(found.kld, 3), recorded=significant(found.recorded, 3))
     return (
         f'<div class="why"><h4>What it comes from</h4>{groups}{windows}{_ranked(index, found)}'
@@ -54,7 +57,8 @@ def _window(cause: Cause) -> str:
     saves = "save" if cause.gain >= 0 else "cost"
     error = f" ± {2 * cause.se:.1g}" if cause.se else ""
     nats = f"{significant(abs(cause.gain), 2)}{error} nats"
-    return f"Its full-precision windows {saves} {nats}, in {size(cause.more_bytes)}."
+    beyond = " beyond the smallest its method has" if cause.label == LEAST_WINDOWS else ""
+    return f"Its full-precision windows{beyond} {saves} {nats}, in {size(cause.more_bytes)}."
 
 
 def _ranked(index: int, found: Why) -> str:

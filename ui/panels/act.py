@@ -11,7 +11,7 @@ import gradio as gr
 
 from kvq_core.analysis.acts import Act, Place, acts, effect
 from kvq_core.analysis.causes import variants
-from kvq_core.analysis.plans import lane_of
+from kvq_core.analysis.plans import lane_of, shape_of
 from kvq_core.errors import KvqError, SpecError
 from kvq_core.events import Finished
 from kvq_core.record.arrays import Arrays, array
@@ -195,7 +195,7 @@ def _chosen(told: dict[str, Any], record: Record, arrays: Arrays, index: int, as
     """The lane that was offered under that name. Raises SpecError where it is offered no more."""
     if told["do"] == "cause":
         own = lane_of(record, index)
-        named = {} if own is None else {lane.label: lane for _, lane in variants(own, record.environment.layers)}
+        named = {} if own is None else {lane.label: lane for _, lane in variants(own, shape_of(record))}
         if isinstance(cause := told.get("cause"), str) and cause in named and own is not None:
             short = own.label[: 57 - len(cause)].rstrip()
             return named[cause].model_copy(update={"label": f"{short} + {cause}"})

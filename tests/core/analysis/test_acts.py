@@ -106,3 +106,17 @@ def test_what_came_of_it_is_the_paired_difference_with_its_chance(run):
     assert found.sure == (abs(found.gain) > 2 * found.se)
     shorter = {**arrays, "lane/1/kld": arrays["lane/1/kld"][:-1]}
     assert effect(record, shorter, 0, 1) is None
+
+
+def test_a_layer_that_has_a_rule_of_its_own_is_offered_in_fp16_too(run):
+    record, arrays = run
+    shape = shape_of(record)
+    rules = [{"method": "per_token", "knobs": {"bits": 4}, "layers": [PLACE.layer]}, {"method": "kivi"}]
+    spec = {**record.spec, "lanes": [{"label": "two", "rules": rules}, *record.spec["lanes"][1:]]}
+    changed = record.model_copy(update={"spec": spec})
+    found = {act.name: act.lane for act in acts(changed, arrays, 0, PLACE)}
+    assert {"layer-fp16", "layer-wide"} <= found.keys()
+    stored = {layer for a in found["layer-fp16"].plan(shape) for layer in a.layers}
+    assert stored == set(range(shape.layers)) - {PLACE.layer}
+    (wide,) = {a.rule.knobs["bits"] for a in found["layer-wide"].plan(shape) if PLACE.layer in a.layers}
+    assert wide == 8

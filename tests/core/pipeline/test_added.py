@@ -271,7 +271,7 @@ def test_causes_that_were_measured_stand_with_the_run_at_their_lane(model):
     part = part_of(record, arrays, [1])[0]
     assert part.causes(0) == record.causes(1) and part.beside == (finished.record.id,)
     alone = [Lane(**{**KINDS[1], "tensors": "values", "label": "values"})]
-    kinds = [kind for kind, _ in variants(alone[0], model.shape.layers)]
+    kinds = [kind for kind, _ in variants(alone[0], model.shape)]
     assert "tensors" not in kinds, "of a lane of values alone nothing is left without them"
 
 
