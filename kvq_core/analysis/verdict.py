@@ -94,7 +94,7 @@ def _tiered(m: Metrics, kld: np.ndarray, beside: str) -> Verdict:
     apart = min(n, max(0, m.flips - m.near_tie_flips))
     flipped = f"{apart} of {n} positions flip without a near tie"
     by_flips = _first(_surely(apart, n), "flips")
-    by_p99 = _first(p99, "p99") if n >= P99_FROM else 0
+    by_p99 = _by_p99(p99, n)
     lowest, cause = max((by_flips, flipped), (by_p99, f"its p99 is {p99:.2g} nats"))
     above, below = max(best, lowest), max(worst, lowest)
     mean = f"mean KLD is {kld.mean():.2g} nats, {100 * CONFIDENCE:g} % interval {low:.2g} to {high:.2g}"
@@ -106,6 +106,18 @@ def _tiered(m: Metrics, kld: np.ndarray, beside: str) -> Verdict:
     could = "would" if worst < lowest else "could"
     said = f"By KLD it {could} be {TIERS[best].word}, but {cause}." if best < lowest else ""
     return Verdict(TIERS[below].word, TIERS[below].tone, why, said)
+
+
+def point_tier(scored: int, kld: float, p99: float, flips: int) -> Tier | None:
+    """The tier of figures as they are, without their intervals: mean KLD and its p99 in nats, and flips without a near
+    tie, of so many scored positions; None where these are too few for a verdict."""
+    if scored < MIN_SCORED:
+        return None
+    return TIERS[max(_first(kld, "kld"), _by_p99(p99, scored), _first(flips / scored, "flips"))]
+
+
+def _by_p99(p99: float, scored: int) -> int:
+    return _first(p99, "p99") if scored >= P99_FROM else 0
 
 
 def _first(value: float, figure: Literal["kld", "p99", "flips"]) -> int:

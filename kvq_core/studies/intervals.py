@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvq_core.analysis.scored import CONFIDENCE, P99, P999, TAIL_FROM
+from kvq_core.analysis.scored import CONFIDENCE, P99, P999, TAIL_FROM, Tail
 
 FEWEST = 5  # prompts from which there are intervals
 RESAMPLES = 1999
@@ -58,16 +58,6 @@ def mean_interval(values: np.ndarray) -> Interval:
     return Interval(mean, float(mean * np.exp(-found.high * relative)), float(mean * np.exp(-found.low * relative)))
 
 
-@dataclass(frozen=True)
-class Tail:
-    """A high percentile over the tokens of all prompts."""
-
-    rank: float  # in percent
-    value: float
-    low: float | None
-    high: float | None
-
-
 def tail_interval(by_prompt: Sequence[np.ndarray]) -> Tail | None:
     """The 99.9th percentile of pooled values, or from fewer than TAIL_FROM the 99th; None where there are none.
 
@@ -77,7 +67,7 @@ def tail_interval(by_prompt: Sequence[np.ndarray]) -> Tail | None:
     if not len(pooled):
         return None
     rank = P999 if len(pooled) >= TAIL_FROM else P99
-    value = float(np.percentile(pooled, rank, method="inverted_cdf"))
+    value = float(np.percentile(pooled, rank))
     if len(by_prompt) < FEWEST:
         return Tail(rank, value, None, None)
     from scipy.stats import bootstrap
@@ -90,10 +80,13 @@ def tail_interval(by_prompt: Sequence[np.ndarray]) -> Tail | None:
     def percentile(drawn: np.ndarray, axis: int = -1) -> np.ndarray:
         rows = drawn.reshape(-1, drawn.shape[-1])
         counts = np.stack([np.bincount(row, minlength=len(lengths)) for row in rows])
-        above = counts.astype(np.int32)[:, owner].cumsum(1, dtype=np.int32)
-        allowed = np.floor((counts @ lengths) * (1 - rank / 100) + 1e-9).astype(np.int32)
-        at = np.minimum((above <= allowed[:, None]).sum(1), len(highest) - 1)
-        return highest[at].reshape(drawn.shape[:-1])
+        through = counts.astype(np.int32)[:, owner].cumsum(1, dtype=np.int32)  # tokens of a draw, the highest first
+        place = (counts @ lengths - 1) * (1 - rank / 100)  # as np.percentile has it, counted from the highest
+        before = np.floor(place + 1e-9).astype(np.int32)
+        upper, lower = (
+            highest[np.minimum((through <= at[:, None]).sum(1), len(highest) - 1)] for at in (before, before + 1)
+        )
+        return (upper + (place - before) * (lower - upper)).reshape(drawn.shape[:-1])
 
     found = bootstrap(
         (np.arange(len(by_prompt)),),

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvq_core.analysis.verdict import TIERS
+from kvq_core.analysis.verdict import point_tier
 from kvq_core.record.arrays import Arrays, array
-from kvq_core.record.fields import LaneRecord, Metrics, Record
+from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.spec import tool_name
 from kvq_core.store.beside import names, read_beside, write_beside
 from kvq_core.store.store import Store
@@ -40,7 +40,7 @@ COLUMNS = {
     "near_tie_flips": "int32",
     "acceptance": "float64",
     "tokens_a_step": "float64",
-    "tier": "string",  # by this prompt's figures alone
+    "tier": "string",  # by this prompt's figures as they are; null where it has too few positions for a verdict
     "key_bits": "float64",  # an element
     "value_bits": "float64",
     "cache_bytes": "int64",
@@ -98,15 +98,17 @@ def _lane(cell: Cell, at: int, lane: LaneRecord, arrays: Arrays) -> Row:
         return row
     row |= {name: getattr(m, name) for name in ("kld_mean", "kld_p99", "kld_max", "acceptance", "tokens_a_step")}
     row |= {name: getattr(m, name) for name in ("flips", "near_tie_flips")}
-    row |= {"scored": m.n_scored, "tier": _tier(m), "kld": own, "same_top": same > 0}
-    return row
+    row |= {"scored": m.n_scored, "kld": own, "same_top": same > 0}
+    return {**row, "tier": _tier(row)}
 
 
-def _tier(m: Metrics) -> str:
-    """By the figures of one prompt as they are, without their intervals."""
-    share = max(0, m.flips - m.near_tie_flips) / m.n_scored
-    figures = {"kld": m.kld_mean, "p99": m.kld_p99, "flips": share}
-    return next(t.word for t in TIERS if all(v is not None and v <= getattr(t, k) for k, v in figures.items()))
+def _tier(row: Row) -> str | None:
+    """By the figures of one prompt as they are; also of rows that were kept, whatever rule they were kept under."""
+    if row.get("kld_mean") is None or row["kld_p99"] is None:
+        return None
+    apart = max(0, row["flips"] - row["near_tie_flips"])
+    tier = point_tier(row["scored"], row["kld_mean"], row["kld_p99"], apart)
+    return None if tier is None else tier.word
 
 
 def _judged(cell: Cell, text: str) -> bool | None:
@@ -187,5 +189,5 @@ def _read(data: bytes | None) -> dict[tuple[str, str], list[Row]]:
     if held is None or held.schema != schema():
         return found
     for row in held.to_pylist():
-        found.setdefault((row["run"], row["prompt"]), []).append(row)
+        found.setdefault((row["run"], row["prompt"]), []).append({**row, "tier": _tier(row)})
     return found

@@ -56,14 +56,11 @@ def _lane(at: int, line: Line, counted: bool) -> str:
         rest = len(HEAD) - 2 + counted
         return f'<tr>{name_cell(at, line["label"])}<td class="none" colspan="{rest}">{failed}</td></tr>'
     worst = f'<small title="{safe(line["worst_prompt"])}">worst {significant(line["worst_kld"])}</small>'
-    tail = (
-        ABSENT if line["tail"] is None else f"<b>{significant(line['tail'])}</b><small>p{line['tail_rank']:g}</small>"
-    )
     cells = [
         *([f"{line['prompts']:,}{_failed(line)}"] if counted else []),
         _with_interval(line, "kld", significant),
         f"<b>{significant(line['kld_p95'])}</b>{worst}",
-        tail,
+        _tail(line),
         percent(line["flips"], 1),
         percent(line["acceptance"], 1),
         percent(line["kv_ratio"]),
@@ -72,15 +69,24 @@ def _lane(at: int, line: Line, counted: bool) -> str:
     return f"<tr>{name_cell(at, line['label'])}{shown}{_tiers(line)}</tr>"
 
 
+def _tail(line: Line) -> str:
+    if line["tail"] is None:
+        return ABSENT
+    ends = "" if line["tail_low"] is None else f", {significant(line['tail_low'])} to {significant(line['tail_high'])}"
+    return f"<b>{significant(line['tail'])}</b><small>p{line['tail_rank']:g}{ends}</small>"
+
+
 def _failed(line: Line) -> str:
     return f' <small class="error">{line["failed"]} failed</small>' if line["failed"] else ""
 
 
 def _tiers(line: Line) -> str:
-    """Shares of prompts as a bar of three parts, and in words."""
+    """Shares of prompts as a bar of three parts, and in words, with how many have too few positions for a verdict."""
     shares = [(tier, line["tiers"][tier.word]) for tier in TIERS]
     parts = "".join(f'<i class="{tier.tone}" style="width:{100 * share:.1f}%"></i>' for tier, share in shares if share)
-    said = ", ".join(f"{round(share * line['prompts'])} {tier.word}" for tier, share in shares if share)
+    counts = [(round(share * line["prompts"]), tier.word) for tier, share in shares]
+    counts.append((line["prompts"] - sum(count for count, _ in counts), "no verdict"))
+    said = ", ".join(f"{count} {word}" for count, word in counts if count)
     return f'<td class="tiers"><span class="tier-bar" aria-hidden="true">{parts}</span><small>{safe(said)}</small></td>'
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from kvq_core.analysis.scored import tail
 from kvq_core.studies.intervals import mean_interval, share_interval, tail_interval
 from kvq_core.studies.pairs import flips_with_model, paired_test, pairs
 from kvq_core.studies.summary import group_lines, is_wide, lane_lines, task_lines, wide_note
@@ -69,14 +70,20 @@ def test_the_tail_is_that_of_the_pooled_tokens_and_its_interval_draws_prompts():
     prompts = [np.exp(draw.normal(0, 1, 300)) * scale for scale in np.exp(draw.normal(0, 1, 40))]
     found = tail_interval(prompts)
     assert found.rank == 99.9
-    assert found.value in np.sort(np.concatenate(prompts))[11_987:11_989]  # 99.9 / 100 is no float
-    drawn = [
-        np.percentile(np.concatenate([prompts[i] for i in draw.integers(0, 40, 40)]), 99.9, method="inverted_cdf")
-        for _ in range(400)
-    ]
+    assert found.value == np.percentile(np.concatenate(prompts), 99.9)
+    drawn = [np.percentile(np.concatenate([prompts[i] for i in draw.integers(0, 40, 40)]), 99.9) for _ in range(400)]
     low, high = np.percentile(drawn, [2.5, 97.5])
     assert found.low == pytest.approx(low, rel=0.25) and found.high == pytest.approx(high, rel=0.25)
     assert tail_interval(prompts[:3]).low is None and tail_interval(prompts[:3]).rank == 99.0
+
+
+def test_the_tail_of_one_prompt_is_its_runs():
+    """And of prompts that are all alike, whatever is drawn."""
+    kld = np.exp(np.random.default_rng(4).normal(-4, 1.5, 256))
+    found, own = tail_interval([kld]), tail(kld)
+    assert own is not None and (found.rank, found.value) == (own.rank, own.value)
+    alike = tail_interval([kld] * 6)
+    assert alike.value == np.percentile(np.tile(kld, 6), 99) == pytest.approx(alike.low) == pytest.approx(alike.high)
 
 
 def test_a_share_has_wilsons_interval():
