@@ -207,12 +207,17 @@ def _add(arguments: argparse.Namespace) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> None:
+    from kvq_core.store.beside import with_lanes
     from kvq_core.store.store import open_store, read_run
 
     given = arguments.run
     there = os.path.isdir(given)  # noqa: PTH112 (Path.is_dir raises where a name is too long)
     is_folder = not re.fullmatch("[0-9a-f]{16}", given) and ("/" in given or there)
-    record, arrays = read_run(Path(given)) if is_folder else open_store().load(given)
+    if is_folder:
+        record, arrays = read_run(Path(given))
+    else:  # a person reads of lanes that were added, too; a program of the record that is stored
+        store = open_store()
+        record, arrays = store.load(given) if arguments.json else with_lanes(store, given)
     _print_record(record, arrays, arguments.json)
 
 

@@ -45,6 +45,11 @@ def part_of(record: Record, arrays: Arrays, lanes: Sequence[int]) -> tuple[Recor
     return part, own
 
 
+def adds_lanes(record: Record, child: Record) -> bool:
+    """Whether a run beside another adds lanes to it: it neither looks at some of them nor is about one."""
+    return bool(child.spec["capture"]["detail"] == "off" and child.spec["notes"] == record.spec.get("notes", ""))
+
+
 def with_added(record: Record, arrays: Arrays, added: Sequence[tuple[Record, Arrays]]) -> tuple[Record, dict[str, Any]]:
     """The run with the lanes that were added to it behind its own, in the form of a run, to be drawn: their numbers are
     of batches of their own, and nothing that is stored changes."""

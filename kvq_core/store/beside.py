@@ -3,8 +3,13 @@ runs at once."""
 
 import hashlib
 from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
 
+from kvq_core.errors import StoreError
+from kvq_core.record.fields import Record
 from kvq_core.record.files import MANIFEST
+from kvq_core.record.part import adds_lanes, with_added
 from kvq_core.store.folders import as_store_error
 from kvq_core.store.layouts import Folders
 from kvq_core.store.store import Store
@@ -35,6 +40,17 @@ def _is_manifest(path: str) -> bool:
 def added_to(store: Store, run_id: str) -> list[str]:
     """Ids of the runs whose lanes were added to one, the oldest first. Raises StoreError."""
     return [run.id for run in reversed(store.list(MANY)) if run.parent == run_id]
+
+
+def with_lanes(store: Store, run_id: str) -> tuple[Record, dict[str, Any]]:
+    """A run with the lanes that were added to it, as far as they can be read. Raises StoreError for a run that is not
+    there or damaged."""
+    record, arrays = store.load(run_id)
+    beside = []
+    for child in added_to(store, run_id):
+        with suppress(StoreError):
+            beside.append(store.load(child))
+    return with_added(record, arrays, [run for run in beside if adds_lanes(record, run[0])])
 
 
 def take_back(store: Store, run_id: str) -> None:

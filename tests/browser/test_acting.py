@@ -64,6 +64,11 @@ def test_a_lane_is_tried_by_the_keyboard_joins_the_run_says_what_changed_and_is_
     page.wait_for_function("document.querySelector('#act-status').textContent.includes('is looked at in all layers')")
     page.wait_for_function("!document.querySelector('#look-layers [data-act]')")
     page.locator("#plot-grid-key text", has_text="KIVI + layer 5 fp16").first.wait_for()
+    child = page.locator("#act-tried [data-tried]").get_attribute("data-tried")
+    assert opened(open_page, acting).locator("#act-tried [data-tried]").inner_text() == told, "also on another page"
+    own = open_page(f"{acting}/?run={child}&at=5.4.9", reading=True)
+    own.wait_for_selector("#act-offers a")
+    assert own.locator("#act-offers a").get_attribute("href") == f"?run={RUN}"
     page.locator("#act-tried [data-act=undo]").click()
     page.wait_for_function(f"{LEGEND} === 3")
     assert page.locator("#act-tried [data-tried]").count() == 0

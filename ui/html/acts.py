@@ -1,12 +1,23 @@
 """What one can do where one looks: the lanes that are offered there, and what came of those that were tried."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kvq_core.analysis.acts import Act, Effect
 from kvq_core.record.fields import Record
 from ui.html.escape import safe
 from ui.html.numbers import percent, significant, size
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A lane of a run that was added to the run shown; ``effect`` None where no lane is known that it changes, or the
+    two were not scored on the same tokens."""
+
+    run: str
+    label: str
+    effect: Effect | None
+
 
 CANCEL = '<button type="button" class="link-button" data-act="cancel">Cancel</button>'
 
@@ -33,16 +44,22 @@ def offers_html(record: Record, index: int, layer: int, offered: Sequence[Act]) 
     )
 
 
-def tried_html(tried: Sequence[tuple[Mapping[str, Any], Effect | None]]) -> str:
+def leads_html(parent: str) -> str:
+    """Where a run that is a lane added to another leads."""
+    said = f'This lane was added to <a href="?run={safe(parent)}">run {safe(parent)}</a>: try more there.'
+    return f'<div class="acts-box"><h2>What if</h2><p class="muted">{said}</p></div>'
+
+
+def tried_html(tried: Sequence[Tried]) -> str:
     """What came of each lane that was tried, the newest first, with a link of its own and a way back."""
-    items = "".join(_tried(told, found) for told, found in reversed(tried))
+    items = "".join(map(_tried, reversed(tried)))
     return f'<ul class="tried" aria-label="Tried">{items}</ul>' if items else ""
 
 
 def before_after(found: Effect | None) -> str:
     """``mean KLD 0.36 → 0.21 (−0.15 ± 0.02), +4 KB``, or that there is nothing to compare."""
     if found is None:
-        return "not scored on the same tokens"
+        return "added later; no lane is scored on the same tokens that it changes"
     sure = "" if found.sure else ", within what chance moves"
     flips = "" if None in found.flips else f" · flips {percent(found.flips[0])} → {percent(found.flips[1])}"
     more = f"{'+' if found.more_bytes >= 0 else '−'}{size(abs(found.more_bytes))}"
@@ -51,9 +68,10 @@ def before_after(found: Effect | None) -> str:
     return f"mean KLD {klds} ({change}{sure}){flips} · {more}"
 
 
-def _tried(told: Mapping[str, Any], found: Effect | None) -> str:
+def _tried(lane: Tried) -> str:
+    run = safe(lane.run)
     return (
-        f'<li data-tried="{safe(told["run"])}"><b>{safe(told["label"])}</b><small>{safe(before_after(found))}</small>'
-        f'<span><a href="?run={safe(told["run"])}">As a run of its own</a> <button type="button" class="link-button" '
-        f'data-act="undo" data-run="{safe(told["run"])}">Undo</button></span></li>'
+        f'<li data-tried="{run}"><b>{safe(lane.label)}</b><small>{safe(before_after(lane.effect))}</small>'
+        f'<span><a href="?run={run}">As a run of its own</a> <button type="button" class="link-button" '
+        f'data-act="undo" data-run="{run}">Undo</button></span></li>'
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.analysis.acts import Act, Place, acts, effect
+from kvq_core.analysis.acts import Act, Place, acts
 from kvq_core.analysis.causes import variants
 from kvq_core.analysis.plans import lane_of, shape_of
 from kvq_core.errors import KvqError, SpecError
@@ -18,9 +18,10 @@ from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
 from kvq_core.record.part import TOGETHER
 from kvq_core.spec import Lane
-from ui.html.acts import CANCEL, offers_html, tried_html
+from ui.html.acts import CANCEL, leads_html, offers_html, tried_html
 from ui.html.status import event_line, line, notice, place_line
 from ui.panels.job_panel import JobPanel
+from ui.panels.tried import came, undone
 from ui.selection import Selection, read_selection
 from ui.service.jobs import Job, follow
 from ui.service.line import Place as InLine
@@ -31,7 +32,8 @@ from ui.views.tabs import OnPage, Views
 from ui.views.taking import read
 
 ACTING = JobPanel("acting", "Try", "Computing", ("Cancelled", "warn", None, "The run is as it was."))
-MOST = 20  # lanes that are added to a run from one page
+MOST = 20  # lanes that are added to a run
+LEADS = "This run is a lane that was added to run {parent}; try others there."
 
 
 @dataclass
@@ -75,10 +77,12 @@ def wire_act(panel: ActPanel, views: Views, shown: gr.State, services: Services)
         except KvqError:  # said where the run would be
             return ["", ""]
         now = read_selection(record, *at)
+        if record.parent is not None:
+            return [leads_html(record.parent), ""]
         index = _lane(record, arrays, now, read(raw).get("lane"))
         offered = () if index is None else acts(record, arrays, index, place_of(record, now, pick))
         made = offers_html(record, -1 if index is None else index, now.layer, offered)
-        return [made, tried_html(_came(services, shown))]
+        return [made, tried_html(came(services, shown))]
 
     async def act(
         raw: str, pick: str, shown: dict[str, Any], page: OnPage, layer: Any, head: Any, token: Any, request: gr.Request
@@ -121,8 +125,8 @@ async def stream(
             yield await asyncio.to_thread(_joined, found, "", "map", asked, services)
             return
         if do == "undo":
-            without = await asyncio.to_thread(_undone, told, asked, services)
-            yield [line("Undone", "done", detail="The lane is gone from the run."), without]
+            without = await asyncio.to_thread(undone, services, _in_sight(asked) or {}, told.get("run"))
+            yield [line("Undone", "done", detail="The lane is gone from the run."), _shows(without, asked)]
             return
         work = partial(copy_context().run, _begin, told, asked, session, visitor, services)
         job, label = await asyncio.to_thread(work)
@@ -167,8 +171,10 @@ def _begin(told: dict[str, Any], asked: _Asked, session: str, visitor: str, serv
         begin = services.explain if told["do"] == "why" else partial(services.look_through, record)
         job = begin(services.records.get(parent)[0], at, session, visitor)
     else:
-        if len(asked.shown.get("tried", ())) >= MOST:
-            raise SpecError(f"{MOST} lanes were tried here; undo one, or run them as a comparison.")
+        if record.parent is not None:
+            raise SpecError(LEADS.format(parent=record.parent))
+        if len(record.whole.lanes) - len(services.records.get(record.id)[0].lanes) >= MOST:
+            raise SpecError(f"{MOST} lanes were added to this run; undo one, or run them as a comparison.")
         lane = _chosen(told, record, arrays, index, asked)
         job = services.extend(services.records.get(asked.shown["run"])[0], lane, session, visitor, aside=True)
     services.jobs.watch(job.ticket)
@@ -215,6 +221,7 @@ def _joined(event: Finished, label: str, do: str, asked: _Asked, services: Servi
         return [line("Computed", "done", detail=f"It is among the lanes of run {asked.shown['run']}."), gr.skip()]
     shown["own"] = list(dict.fromkeys([*shown.get("own", ()), run]))
     shown["without"] = [gone for gone in shown.get("without", ()) if gone != run]
+    shown["reused"] = [*shown.get("reused", ()), *([run] if event.reused else [])]
     if do == "map":
         return [line("Looked at", "done", detail="The maps of that layer are kept with the run."), _shows(shown, asked)]
     if do == "layers":
@@ -224,8 +231,6 @@ def _joined(event: Finished, label: str, do: str, asked: _Asked, services: Servi
         said = line(f"What the damage of {label} comes from is measured", "done", detail="Its card says it.")
         return [said, _shows(shown, asked)]
     lane = event.record.lanes[0]
-    entry = {"run": run, "of": label, "label": lane.label, "made": not event.reused}
-    shown["tried"] = [*(told for told in shown.get("tried", ()) if told["run"] != run), entry]
     shown = _shows(_drawn_too(shown, run, services), asked)
     if lane.status != "done":
         return [notice(f"{lane.label} failed", lane.error or "It was not computed."), shown]
@@ -254,34 +259,6 @@ def _drawn_too(shown: dict[str, Any], run: str, services: Services) -> dict[str,
     new = [at for at in range(len(whole.lanes)) if (whole.added(at) or ("", 0))[0] == run]
     others = [at for at in drawn_lanes(whole, shown) if at not in new]
     return {**shown, "lanes": [*others[: TOGETHER - len(new)], *new]}
-
-
-def _undone(told: dict[str, Any], asked: _Asked, services: Services) -> dict[str, Any]:
-    """The run without a lane that was tried here, which is removed where this page made it. Raises KvqError."""
-    shown = _in_sight(asked) or {}
-    entry = next((tried for tried in shown.get("tried", ()) if tried["run"] == told.get("run")), None)
-    if entry is None:
-        raise SpecError("That lane was not tried on this page.")
-    if entry["made"]:
-        services.records.take_back(entry["run"], shown["run"])
-    shown.pop("lanes", None)
-    shown["tried"] = [tried for tried in shown["tried"] if tried is not entry]
-    shown["own"] = [run for run in shown.get("own", ()) if run != entry["run"]]
-    return _shows({**shown, "without": [*shown.get("without", ()), entry["run"]]}, asked)
-
-
-def _came(services: Services, shown: dict[str, Any]) -> list[tuple[dict[str, Any], Any]]:
-    """What was tried on this page of the run shown, with what each came to beside the lane it changes."""
-    if not shown.get("tried"):
-        return []
-    whole, arrays = services.records.whole(shown)
-    labels = [lane.label for lane in whole.lanes]
-    at = {(whole.added(index) or ("",))[0]: index for index in range(len(labels))}
-    found = []
-    for told in shown["tried"]:
-        both = told["of"] in labels and told["run"] in at
-        found.append((told, effect(whole, arrays, labels.index(told["of"]), at[told["run"]]) if both else None))
-    return found
 
 
 def _lane(record: Record, arrays: Arrays, at: Selection, asked: Any) -> int | None:

@@ -10,7 +10,7 @@ from kvq_core.errors import KvqError
 from ui.export.card import answer_line, title
 from ui.export.embed import embed, refused
 from ui.export.picture import png_card
-from ui.service.access import open_run
+from ui.service.access import open_to_all
 from ui.service.services import Services
 
 
@@ -42,13 +42,13 @@ class Embeds:
     def told(self, run: str) -> tuple[str, str] | None:
         """Title and one-sentence answer of a run that anybody may open; None of any other."""
         try:
-            record, arrays = open_run(self._services, run, None)
+            record, arrays = open_to_all(self._services, run)
         except KvqError:
             return None
         return title(record), answer_line(record, arrays)
 
     def _card(self, run: str, link: str) -> bytes:
-        return png_card(*open_run(self._services, run, None), link)
+        return png_card(*open_to_all(self._services, run), link)
 
     def _page(self, run: str, view: str, link: str) -> str:
-        return embed(*open_run(self._services, run, None), view, link)
+        return embed(*open_to_all(self._services, run), view, link)

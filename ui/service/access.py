@@ -24,6 +24,13 @@ def open_run(services: Services, run_id: str, kept: Any) -> tuple[Record, dict[s
     return services.records.get(run_id)
 
 
+def open_to_all(services: Services, run_id: str) -> tuple[Record, dict[str, Any]]:
+    """A run with the lanes that were added to it, as far as anybody may open them: as the page shows it to somebody
+    who comes by its link. Raises StoreError as ``open_run`` does."""
+    open_run(services, run_id, None)
+    return services.records.whole({"run": run_id})
+
+
 def key_in(kept: Any, run_id: str) -> str:
     """The key of a run in a browser's history, which is anybody's text, of one it made or added to another; "" where
     there is none."""

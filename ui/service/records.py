@@ -12,7 +12,7 @@ from kvq_core.errors import StoreError
 from kvq_core.logs import log_error
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.record.fields import Record
-from kvq_core.record.part import TOGETHER, best, part_of, with_added
+from kvq_core.record.part import TOGETHER, adds_lanes, best, part_of, with_added
 from kvq_core.store.beside import added_to, take_back
 from kvq_core.store.sharing import may_open
 from kvq_core.store.store import Store
@@ -141,9 +141,7 @@ def joined(
     record: Record, arrays: dict[str, Any], beside: Sequence[tuple[Record, dict[str, Any]]]
 ) -> tuple[Record, dict[str, Any]]:
     """A run with the lanes that were added to it, and with what their damage comes from, of the runs beside it."""
-    about = record.spec.get("notes", "")
-    lanes = [run for run in beside if run[0].spec["capture"]["detail"] == "off" and run[0].spec["notes"] == about]
-    whole, own = with_added(record, arrays, lanes)
+    whole, own = with_added(record, arrays, [run for run in beside if adds_lanes(record, run[0])])
     whole._beside = tuple(run.id for run, _ in beside)
     whole._looks = tuple(run for run in beside if run[0].capture.layers or run[0].spec["capture"]["detail"] != "off")
     own = dict(with_layers(whole, own))

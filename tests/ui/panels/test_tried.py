@@ -1,0 +1,77 @@
+"""Lanes that were added to a run: told of and taken back by whoever may, also on a page that is opened later."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from starlette.requests import Request
+
+from kvq_core.cli.main import main as cli
+from kvq_core.errors import SpecError
+from kvq_core.store.store import open_store
+from tests.support.ui_record_factory import make_run
+from ui.html.acts import tried_html
+from ui.panels.tried import came, undone
+from ui.server.embeds import Embeds
+from ui.service.services import Services
+
+RUN, CHILD, OTHER = "c" * 16, "d" * 16, "e" * 16
+
+
+def lane_run(parent: str, id: str, label: str):
+    """A run of one lane beside another."""
+    record, arrays = make_run(lanes=1, labels=(label,))
+    spec = {**record.spec, "capture": {**record.spec.get("capture", {}), "detail": "off"}}
+    spec["notes"] = record.spec.get("notes", "")
+    return record.model_copy(update={"id": id, "parent": parent, "spec": spec}), arrays
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Services:
+    store = open_store(str(tmp_path))
+    record, arrays = make_run(lanes=2, labels=("KIVI", "KIVI + layer 3 fp16"))
+    spec = {**record.spec, "notes": record.spec.get("notes", "")}
+    store.save(record.model_copy(update={"id": RUN, "spec": spec}), arrays)
+    store.save(*lane_run(RUN, CHILD, "KIVI + layer 3 fp16 + 4 sinks"))
+    store.save(*lane_run(RUN, OTHER, "q8_0"))
+    return Services(store, None, None)
+
+
+def test_a_lane_is_told_beside_the_one_that_it_changes_and_is_taken_back_later(services: Services) -> None:
+    first, second = came(services, {"run": RUN})
+    whole, arrays = services.records.whole({"run": RUN})
+    assert (first.label, second.label, second.effect) == ("KIVI + layer 3 fp16 + 4 sinks", "q8_0", None)
+    assert first.effect is not None
+    assert first.effect.before == pytest.approx(float(arrays["lane/1/kld"].double().mean()))
+    assert first.effect.after == pytest.approx(float(arrays["lane/2/kld"].double().mean()))
+    assert tried_html([first, second]).count('data-act="undo"') == 2 and len(whole.lanes) == 4
+    left = undone(services, {"run": RUN, "lanes": [0, 2]}, CHILD)
+    assert not services.store.exists(CHILD) and "lanes" not in left
+    assert [tried.run for tried in came(services, left)] == [OTHER]
+    kept = undone(services, {"run": RUN, "reused": [OTHER]}, OTHER)
+    assert services.store.exists(OTHER) and not came(services, kept), "it was there before this page asked for it"
+    for run in ("f" * 16, None, ["a"]):
+        with pytest.raises(SpecError, match="not one of this run"):
+            undone(services, {"run": RUN}, run)
+
+
+def test_on_a_public_instance_what_others_added_is_not_taken_back(services: Services, monkeypatch) -> None:
+    monkeypatch.setenv("KVQ_MODELS", "one-of-mine")
+    services.store.share(OTHER)
+    assert len(services.records.whole({"run": RUN})[0].lanes) == 3 and not came(services, {"run": RUN})
+    assert [tried.run for tried in came(services, {"run": RUN, "own": [CHILD]})] == [CHILD]
+    with pytest.raises(SpecError):
+        undone(services, {"run": RUN}, OTHER)
+
+
+def test_previews_embeds_and_the_command_tell_of_lanes_that_were_added(services: Services, monkeypatch, capsys) -> None:
+    title, _ = Embeds(services).told(RUN) or ("", "")
+    assert "4 quantized KV caches" in title
+    scope = {"type": "http", "method": "GET", "path": "/embed", "query_string": f"run={RUN}&view=rate".encode()}
+    scope |= {"server": ("here", 80), "scheme": "http", "root_path": "", "headers": []}
+    assert "q8_0" in asyncio.run(Embeds(services).answer(Request(scope))).body.decode()
+    monkeypatch.setenv("KVQ_STORE", str(services.store.root))
+    assert cli(["show", RUN]) == 0
+    assert "q8_0" in capsys.readouterr().out
+    assert cli(["show", RUN, "--json"]) == 0
+    assert "q8_0" not in capsys.readouterr().out, "the record that is stored"

@@ -1,0 +1,42 @@
+"""Lanes that were tried on a run: what each came to beside the lane that it changes, and the way back."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvq_core.analysis.acts import effect
+from kvq_core.errors import SpecError
+from kvq_core.settings import settings
+from ui.html.acts import Tried
+from ui.service.services import Services
+
+
+def came(services: Services, shown: dict[str, Any]) -> list[Tried]:
+    """What was added to the run shown, as far as this page may take it back: on a public instance what its browser
+    added. Raises StoreError."""
+    whole, arrays = services.records.whole(shown)
+    labels, found = [lane.label for lane in whole.lanes], []
+    for at, label in enumerate(labels):
+        run = (whole.added(at) or ("",))[0]
+        if run and (not settings().public or run in shown.get("own", ())):
+            of = _changes(label, labels[:at])
+            found.append(Tried(run, label, None if of is None else effect(whole, arrays, of, at)))
+    return found
+
+
+def _changes(label: str, labels: Sequence[str]) -> int | None:
+    """Which lane one changes, by what it is called: acts.Act's are named after it."""
+    short = label.rpartition(" + ")[0]
+    found = [at for at, other in enumerate(labels) if short and other.startswith(short)]
+    return min(found, key=lambda at: len(labels[at]), default=None)
+
+
+def undone(services: Services, shown: dict[str, Any], run: Any) -> dict[str, Any]:
+    """What is shown without a run that was added, which is removed unless it was there before this page asked for it.
+    Raises KvqError."""
+    if not shown.get("run") or run not in [tried.run for tried in came(services, shown)]:
+        raise SpecError("That lane is not one of this run that can be taken back here.")
+    if run not in shown.get("reused", ()):
+        services.records.take_back(run, shown["run"])
+    shown = {name: value for name, value in shown.items() if name != "lanes"}
+    shown["own"] = [own for own in shown.get("own", ()) if own != run]
+    return {**shown, "without": [*shown.get("without", ()), run]}
