@@ -158,7 +158,8 @@ def describe(result: "StudyResult") -> str:
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in told["cells"].items())
     parts = [[f"study {told['id']}: cells {counts}"], columns([_HEADER, *map(_line, told["lanes"])])]
     parts += [_tasks(told["tasks"]), _slopes(told["lanes"])]
-    compared = [pair["sentence"] for pair in told["pairs"] if pair["p"] is not None]
+    every = [*told["pairs_across"], *told["pairs"]]
+    compared = [pair["sentence"] for pair in every if pair["p"] is not None]
     rest = len(compared) - PAIRS
     parts.append([*compared[:PAIRS], *([f"and {rest} more pairs of lanes: --json has all."] if rest > 0 else [])])
     parts.append([f"{flip['a']} against {flip['b']} flips with the model." for flip in told["flips_with_model"]])

@@ -20,8 +20,8 @@ MOST = 100_000  # prompts; where more are needed, nobody would ask them
 @dataclass(frozen=True)
 class Pair:
     """Mean KLD of lane ``a`` less that of ``b`` over the prompts that both have, in nats, with its interval; ``p`` is
-    corrected by Holm's method over all pairs of the model. ``needed``: prompts that would tell the two apart, None
-    where they are told apart or no number would."""
+    corrected by Holm's method over all pairs of the model, or of different models. ``needed``: prompts that would tell
+    the two apart, None where they are told apart or no number would. ``model_b``: of ``b``, where that is another."""
 
     model: str
     a: str
@@ -32,6 +32,14 @@ class Pair:
     high: float | None
     p: float | None
     needed: int | None
+    model_b: str | None = None
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What the two are called, with their models where these differ."""
+        return (
+            (self.a, self.b) if self.model_b is None else (f"{self.a} on {self.model}", f"{self.b} on {self.model_b}")
+        )
 
     @property
     def apart(self) -> bool:
@@ -40,13 +48,14 @@ class Pair:
     @property
     def sentence(self) -> str:
         """What can be said of the two in a line."""
+        a, b = self.names
         if self.p is None:
-            return f"{self.a} and {self.b}: too few prompts to compare them; give {FEWEST} or more."
+            return f"{a} and {b}: too few prompts to compare them; give {FEWEST} or more."
         if self.apart:
-            less, more = (self.a, self.b) if self.difference < 0 else (self.b, self.a)
+            less, more = (a, b) if self.difference < 0 else (b, a)
             return f"{less} is closer to the reference than {more} (p = {self.p:.2g})."
         more = f"; about {self.needed:,} would" if self.needed else ""
-        return f"{self.a} and {self.b} cannot be told apart with {self.prompts} prompts{more}."
+        return f"{a} and {b} cannot be told apart with {self.prompts} prompts{more}."
 
 
 def pairs(frame: "pd.DataFrame") -> list[Pair]:
@@ -55,27 +64,34 @@ def pairs(frame: "pd.DataFrame") -> list[Pair]:
     for model, rows in frame.groupby("model", sort=False):
         means = rows.dropna(subset=["kld_mean"]).pivot(index="prompt", columns="lane", values="kld_mean")
         lanes = [lane for lane in rows["lane"].unique() if lane in means]
-        found += _corrected([_pair(str(model), a, b, means) for a, b in combinations(lanes, 2)])
+        found += _corrected([_pair(str(model), a, b, means[[a, b]]) for a, b in combinations(lanes, 2)])
     return found
 
 
-def _pair(model: str, a: str, b: str, means: "pd.DataFrame") -> tuple[Pair, float]:
-    """A pair before correction, and its effect, see ``paired_test``."""
-    both = means[[a, b]].dropna()
-    difference = (both[a] - both[b]).to_numpy()
+def pairs_across(frame: "pd.DataFrame") -> list[Pair]:
+    """Every lane of a model against every lane of another: what a cache loses beside what other weights do. Only where
+    all are scored against the logits of one reference."""
+    means = frame.dropna(subset=["kld_mean"]).pivot(index="prompt", columns=["model", "lane"], values="kld_mean")
+    places = [place for place in dict.fromkeys(zip(frame["model"], frame["lane"], strict=True)) if place in means]
+    apart = [(one, other) for one, other in combinations(places, 2) if one[0] != other[0]]
+    return _corrected([_pair(one[0], one[1], other[1], means[[one, other]], other[0]) for one, other in apart])
+
+
+def _pair(model: str, a: str, b: str, means: "pd.DataFrame", model_b: str | None = None) -> tuple[Pair, float]:
+    """A pair before correction, of ``means`` (prompts, 2), and its effect, see ``paired_test``."""
+    one, other = means.dropna().to_numpy().T
+    difference = one - other
     n = len(difference)
     mean = float(difference.mean()) if n else 0.0
     spread = float(difference.std(ddof=1)) if n > 1 else 0.0
     if n < FEWEST or not spread > 0:
-        same = n >= FEWEST
-        return Pair(
-            model, a, b, n, mean, mean if same else None, mean if same else None, 1.0 if same else None, None
-        ), 0
+        ends, p = (mean, 1.0) if n >= FEWEST else (None, None)
+        return Pair(model, a, b, n, mean, ends, ends, p, None, model_b), 0
     from scipy.stats import ttest_rel
 
-    ends = ttest_rel(both[a], both[b]).confidence_interval(CONFIDENCE)
-    p, effect = paired_test(both[a].to_numpy(), both[b].to_numpy())
-    return Pair(model, a, b, n, mean, float(ends.low), float(ends.high), p, None), effect
+    found = ttest_rel(one, other).confidence_interval(CONFIDENCE)
+    p, effect = paired_test(one, other)
+    return Pair(model, a, b, n, mean, float(found.low), float(found.high), p, None, model_b), effect
 
 
 def paired_test(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from kvq_core.store.store import Store, open_store
 from kvq_core.studies.cells import Plan
 from kvq_core.studies.context import position_lines, recall_lines
 from kvq_core.studies.intervals import FEWEST
-from kvq_core.studies.pairs import Flip, Pair, flips_with_model, pairs
+from kvq_core.studies.pairs import Flip, Pair, flips_with_model, pairs, pairs_across
 from kvq_core.studies.rows import Row, frame, parquet
 from kvq_core.studies.summary import Line, group_lines, lane_lines, task_lines, wide_note
 
@@ -82,6 +82,21 @@ class StudyResult:
         return pairs(self.table)
 
     @property
+    def models(self) -> list[str]:
+        """Titles of the models that have rows."""
+        return list(dict.fromkeys(line["model"] for line in self.lines))
+
+    @property
+    def one_reference(self) -> bool:
+        """Whether the lanes of all models are scored against the logits of one file."""
+        return self.plan.spec.comparison.reference is not None
+
+    @cached_property
+    def across(self) -> list[Pair]:
+        """Every two lanes of different models, where they are scored against the same logits."""
+        return pairs_across(self.table) if self.one_reference else []
+
+    @property
     def flips(self) -> list[Flip]:
         """Pairs of lanes whose order is another on another model."""
         return flips_with_model(self.pairs)
@@ -97,6 +112,7 @@ class StudyResult:
             "recall": self.recall,
             "positions": self.positions,
             "pairs": [{**asdict(pair), "sentence": pair.sentence} for pair in self.pairs],
+            "pairs_across": [{**asdict(pair), "sentence": pair.sentence} for pair in self.across],
             "flips_with_model": [asdict(flip) for flip in self.flips],
             "left_out": [asdict(each) for each in self.plan.left_out],
             "broken": list(self.plan.broken),

@@ -1,16 +1,21 @@
 """A study's lanes as KLD against bytes, each with its interval, and the Pareto front."""
 
 import math
+import os
+import re
+from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
 from kvq_core.analysis.verdict import TIERS
 from kvq_core.studies.result import StudyResult
+from kvq_core.studies.summary import Line
 from ui.figures.base import INK, canvas, label_figure, of_lane
 from ui.figures.forest import GROUNDS, hover_text, kld_edges, log_axis, scored_lanes, spread
 from ui.figures.rate import front
 from ui.html.colors import REFERENCE, lane_color, with_alpha
 from ui.html.escape import plot_safe, shorten
+from ui.html.numbers import significant
 
 HEIGHT, LINE = 340, 15  # px: of the figure, and between two labels
 MARGIN = {"l": 64, "r": 16, "t": 12, "b": 46}
@@ -22,16 +27,33 @@ NARROWEST = 240  # px: of that ground on a telephone
 LONGEST = 22  # letters of a name
 
 
+@dataclass(frozen=True)
+class _Sizes:
+    """What stands on the axis of bytes: a field of a study's lines by ``scale``, in ``unit``; ``least``: that the axis
+    reaches to."""
+
+    field: str
+    scale: float
+    unit: str
+    title: str
+    least: float
+
+
+SHARES = _Sizes("kv_ratio", 0.01, "% of the bytes", "bytes, % of an fp16 cache", 100)
+WHOLE = _Sizes("total_bytes", 1e9, "GB", "weights and cache, GB", 0)
+
+
 def pareto(result: StudyResult, model: str) -> go.Figure | None:
-    """Mean KLD over prompts against bytes as a share of an fp16 cache's."""
-    found = [(at, line) for at, line in scored_lanes(result, model) if line["kv_ratio"] is not None]
+    """Mean KLD over prompts against bytes as a share of an fp16 cache's; of files that are scored against the logits of
+    one reference all lanes of all files, against the bytes of weights and cache."""
+    sizes = WHOLE if result.one_reference else SHARES
+    found = [held for held in _lanes(result, model) if held[1][sizes.field] is not None]
     edges = kld_edges(found)
     if edges is None:
         return None
-    low, high = edges
-    figure = canvas(HEIGHT, margin=MARGIN)
+    (low, high), figure = edges, canvas(HEIGHT, margin=MARGIN)
     _bands(figure, low, high)
-    places = [(at, 100 * line["kv_ratio"], max(line["kld_mean"], low)) for at, line in found]
+    places = [(at, line[sizes.field] / sizes.scale, max(line["kld_mean"], low)) for at, (_, line) in enumerate(found)]
     best = front(places)
     figure.add_scatter(
         x=[bytes for _, bytes, _ in best],
@@ -40,8 +62,8 @@ def pareto(result: StudyResult, model: str) -> go.Figure | None:
         hoverinfo="skip",
         line={"color": REFERENCE, "width": 1.2, "shape": "hv", "dash": "dot"},
     )
-    widest = max(100.0, *(bytes for _, bytes, _ in places))
-    named = {at for at, *_ in best} if len(found) > NAMED else {at for at, *_ in places}
+    widest = max(sizes.least, *(bytes for _, bytes, _ in places))
+    named = {place for place, *_ in best} if len(found) > NAMED else {place for place, *_ in places}
     for (at, line), (_, bytes, kld) in zip(found, places, strict=True):
         figure.add_scatter(
             x=[bytes],
@@ -51,17 +73,27 @@ def pareto(result: StudyResult, model: str) -> go.Figure | None:
             cliponaxis=False,
             marker={"size": 10, "color": lane_color(at)},
             meta=of_lane(at),
-            hovertemplate=f"{hover_text(line)}<br>{bytes:.1f} % of the bytes<extra></extra>",
+            hovertemplate=f"{hover_text(line)}<br>{significant(bytes, 3)} {sizes.unit}<extra></extra>",
         )
-    held = [(x / widest, y, line["label"]) for (at, line), (_, x, y) in zip(found, places, strict=True) if at in named]
-    if len(found) > NAMED:
-        dots = [(bytes / widest, kld) for _, bytes, kld in places]
-        held = [each for each in held if _has_room(each, dots, low, high)]
+    held = [(x / widest, y, line["label"]) for (_, line), (at, x, y) in zip(found, places, strict=True) if at in named]
+    dots = [(bytes / widest, kld) for _, bytes, kld in places]
+    held = [each for each in held if len(found) <= NAMED or _has_room(each, dots, low, high)]
     _labels(figure, held, widest, low, high)
-    figure.update_xaxes(title_text="bytes, % of an fp16 cache", range=[0, 1.04 * widest], zeroline=False)
+    figure.update_xaxes(title_text=sizes.title, range=[0, 1.04 * widest], zeroline=False)
     figure.update_yaxes(title_text="mean KLD over prompts, nats", type="log", **log_axis(low, high))
     figure.update_layout(showlegend=False)
     return label_figure(figure, "Scatter: mean KLD over prompts against bytes, a point a lane with its 95 % interval")
+
+
+def _lanes(result: StudyResult, model: str) -> list[tuple[int, Line]]:
+    """The lanes that are drawn: those of a model, or of all files, each named with what its file's name differs in."""
+    models = result.models if result.one_reference else [model]
+    same = len(re.sub(r"[^\W_]*$", "", os.path.commonprefix(models)))  # up to a word that they begin alike
+    return [
+        (at, {**line, "label": f"{each[same:] or each} · {line['label']}"} if len(models) > 1 else line)
+        for each in models
+        for at, line in scored_lanes(result, each)
+    ]
 
 
 def _bands(figure: go.Figure, low: float, high: float) -> None:

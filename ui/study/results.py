@@ -1,6 +1,6 @@
 """What a study found, on the page: the answer first, then its figures, tables, notes and files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -9,6 +9,7 @@ import gradio as gr
 
 from kvq_core.errors import KvqError, StoreError
 from kvq_core.studies.intervals import FEWEST
+from kvq_core.studies.pairs import Pair
 from kvq_core.studies.result import StudyResult
 from ui.figures.forest import forest
 from ui.figures.pareto import pareto
@@ -31,6 +32,7 @@ IMAGES = (
     '<div class="images"><button type="button" class="plain-button" data-image="png">Images (PNG)</button>'
     '<button type="button" class="plain-button" data-image="svg">Images (SVG)</button></div>'
 )
+WEIGHTS_TOO = "KLD against bytes of weights and cache, the lanes of all files"
 PRIVATE = "Only this browser can open this study. Share it, and its link opens for everybody who has it."
 FOREST = Slot(
     "study-forest",
@@ -102,14 +104,9 @@ def create_result(between: Callable[[], Any]) -> tuple[ResultPanel, Any]:
     return ResultPanel(gr.State(None), link, private, share, answer, model, figures, more, below, files), beside
 
 
-def models_of(result: StudyResult) -> list[str]:
-    """Titles of the models that have rows."""
-    return list(dict.fromkeys(line["model"] for line in result.lines))
-
-
 def draw(result: StudyResult, asked: str | None) -> list[Any]:
     """Values of ``ResultPanel.outputs``; ``asked``: the model that was picked."""
-    models = models_of(result)
+    models = result.models
     model = asked if asked in models else next(iter(models), "")
     picker = gr.update(choices=models, value=model or None, visible=len(models) > 1)
     if not models:
@@ -151,7 +148,8 @@ def drawing(result: StudyResult, model: str) -> Drawing:
     prompts = len(worst_first(result, model))
     more = f", of {prompts:,} the {MOST} worst" if prompts > MOST else ""
     order = "" if len(labels) <= SLANTED else "; lanes in the order of the table, each named by a hover"
-    titles = {"study-map": f"Prompts against lanes, the worst first{more}{order}; click a row to open it"}
+    titles = {"study-pareto": WEIGHTS_TOO} if result.one_reference else {}
+    titles |= {"study-map": f"Prompts against lanes, the worst first{more}{order}; click a row to open it"}
     return Drawing("", figures, html, titles)
 
 
@@ -160,23 +158,30 @@ def _titled(title: str, note: str, inside: str) -> str:
 
 
 def _pairs(result: StudyResult, model: str) -> str:
-    """What can be said of every two lanes; those that cannot be told apart first."""
-    pairs = sorted(
-        (pair for pair in result.pairs if pair.model == model and pair.p is not None), key=lambda pair: pair.apart
+    """What can be said of every two lanes, of every two of different files, and what flips with the model."""
+    pairs, across = (
+        _told([pair for pair in result.pairs if pair.model == model]),
+        _told(result.across, " of different files"),
     )
     flips = result.flips
-    if not pairs and not flips:
-        return ""
-    items = "".join(f"<li>{prose(pair.sentence)}</li>" for pair in pairs)
     flipped = "".join(
         f"<li>{safe(flip.a)} is closer than {safe(flip.b)} on {safe(flip.a_closer)}, and the other way round on "
         f"{safe(flip.b_closer)}.</li>"
         for flip in flips
     )
     told = f'<h3 class="figure-title">Flips with the model</h3><ul>{flipped}</ul>' if flipped else ""
+    return f"{told}{pairs}{across}"
+
+
+def _told(found: Sequence[Pair], of: str = "") -> str:
+    """Sentences of pairs, folded; those that cannot be told apart first."""
+    pairs = sorted((pair for pair in found if pair.p is not None), key=lambda pair: pair.apart)
+    if not pairs:
+        return ""
+    items = "".join(f"<li>{prose(pair.sentence)}</li>" for pair in pairs)
     alike = sum(not pair.apart for pair in pairs)
-    summary = f"{plural(len(pairs), 'pair')} of lanes, {alike} of them not told apart"
-    return f'{told}<details class="about"><summary>{safe(summary)}</summary><ul class="pairs">{items}</ul></details>'
+    summary = f"{plural(len(pairs), 'pair')} of lanes{of}, {alike} of them not told apart"
+    return f'<details class="about"><summary>{safe(summary)}</summary><ul class="pairs">{items}</ul></details>'
 
 
 def answer_html(result: StudyResult, model: str) -> str:
@@ -201,7 +206,7 @@ def answer_html(result: StudyResult, model: str) -> str:
 def live_html(result: StudyResult) -> str:
     """The lanes as they stand while the study goes on, a table a model."""
     blank = [{"label": lane.label, "kld_mean": None, "failed": 0} for lane in result.plan.spec.comparison.lanes]
-    tables = {model: [line for line in result.lines if line["model"] == model] for model in models_of(result)}
+    tables = {model: [line for line in result.lines if line["model"] == model] for model in result.models}
     return "".join(lanes_table(lines, model) for model, lines in (tables or {"": blank}).items())
 
 

@@ -14,7 +14,7 @@ from ui.service.streams import with_empty_end
 from ui.study.cell import OPENING, cell_html, choices, open_cell
 from ui.study.opening import key_for, mine_html, my_key, remember, share
 from ui.study.parts import StudyPlace
-from ui.study.results import draw, files_of, hidden, link_html, models_of
+from ui.study.results import draw, files_of, hidden, link_html
 
 StudyShown = dict[str, Any] | None
 GO_JS = "(query) => { if (query) location.assign(query); }"
@@ -99,5 +99,5 @@ def wire_cell(place: StudyPlace, history: gr.BrowserState) -> None:
 def _model(place: StudyPlace, shown: StudyShown, asked: str | None) -> str:
     """The model that is drawn: the one that was picked, else the first."""
     found = place.found(shown)
-    models = [] if found is None else models_of(found)
+    models = [] if found is None else found.models
     return asked if asked in models else next(iter(models), "")

@@ -6,7 +6,7 @@ import pytest
 
 from kvq_core.analysis.scored import tail
 from kvq_core.studies.intervals import mean_interval, share_interval, tail_interval
-from kvq_core.studies.pairs import flips_with_model, paired_test, pairs
+from kvq_core.studies.pairs import flips_with_model, paired_test, pairs, pairs_across
 from kvq_core.studies.summary import group_lines, is_wide, lane_lines, task_lines, wide_note
 
 
@@ -148,6 +148,27 @@ def test_pairs_are_scipys_with_holms_correction_and_tell_how_many_prompts_would_
         assert found[key].low == pytest.approx(raw[key].confidence_interval().low)
     assert found["a", "c"].apart and found["a", "c"].sentence.startswith("a is closer to the reference than c")
     assert "cannot be told apart with 12 prompts; about" in found["a", "b"].sentence and found["a", "b"].needed > 12
+
+
+def test_lanes_of_different_files_are_paired_on_the_same_prompts():
+    """Small weights with a good cache against large ones with a bad one."""
+    draw = np.random.default_rng(6)
+    a = np.exp(draw.normal(-3, 0.4, 12))
+    klds = {
+        ("Q4", "q8_0"): a,
+        ("Q4", "q4_0"): 2 * a,
+        ("Q8", "q8_0"): a / 9,
+        ("Q8", "q4_0"): a * draw.uniform(0.8, 1.25, 12),
+    }
+    found = {(pair.model, pair.a, pair.model_b, pair.b): pair for pair in pairs_across(rows(klds))}
+    assert len(found) == 4 and all(one != other for one, _, other, _ in found)
+    mixed = found["Q4", "q8_0", "Q8", "q4_0"]
+    assert mixed.difference == pytest.approx(float((a - klds["Q8", "q4_0"]).mean()))
+    assert mixed.sentence.startswith("q8_0 on Q4 and q4_0 on Q8 cannot be told apart")
+    clear = found["Q4", "q4_0", "Q8", "q8_0"]
+    assert clear.apart and clear.sentence.startswith("q8_0 on Q8 is closer to the reference than q4_0 on Q4")
+    tested = sorted(by_hand(klds[one, a], klds[other, b]) for one, a, other, b in found)
+    assert min(pair.p for pair in found.values()) == pytest.approx(min(1.0, 4 * tested[0]))
 
 
 def test_paired_tests_hold_their_level():

@@ -32,7 +32,7 @@ def study(count: int):
     positions = [{**held, "first": first} for held in lines for first in (1, 2, 4)]
     prompts = [SimpleNamespace(id=f"p{row}", prompt="x") for row in range(3)]
     plan = SimpleNamespace(prompts=prompts)
-    return SimpleNamespace(lines=lines, table=table, positions=positions, plan=plan)
+    return SimpleNamespace(lines=lines, table=table, positions=positions, plan=plan, one_reference=False)
 
 
 def test_the_forest_of_many_stands_alone():
@@ -53,6 +53,24 @@ def test_names_beside_points_are_apart_from_each_other_and_within(count):
         assert side != other_side or abs(top - other) >= LINE - 0.01
     for note in names:
         assert note.xanchor == "left" or note.x >= 0.3 * figure.layout.xaxis.range[1], "no name over the axis"
+
+
+def test_files_scored_against_one_reference_stand_together_by_weights_and_cache():
+    found = study(3)
+    sizes = {"Model Q4_K_M": 100_000_000, "Model Q8_0": 160_000_000}
+    found.lines = [
+        {**held, "model": model, "kld_mean": held["kld_mean"] * share, "total_bytes": weights + 10**6 * at}
+        for share, (model, weights) in zip((1, 0.3), sizes.items(), strict=True)
+        for at, held in enumerate(found.lines)
+    ]
+    found.models, found.one_reference = list(sizes), True
+    figure = pareto(found, "Model Q8_0")
+    points = [trace for trace in figure.data if trace.mode == "markers"]
+    assert [trace.x[0] for trace in points] == pytest.approx([0.1, 0.101, 0.102, 0.16, 0.161, 0.162])
+    names = {note.text for note in figure.layout.annotations if note.xanchor in ("left", "right")}
+    assert any("Q4_K_M" in name for name in names) and figure.layout.xaxis.title.text == "weights and cache, GB"
+    (front,) = (trace for trace in figure.data if trace.mode == "lines")
+    assert list(front.x) == pytest.approx([0.1, 0.16])
 
 
 @pytest.mark.parametrize("count", LANES)

@@ -9,7 +9,7 @@ from kvq_core.store.store import open_store
 from kvq_core.studies.example import packaged_ids
 from ui.study.opening import KEPT, Results, demand_open, mine_html, mine_of, taken_over
 from ui.study.parts import welcome_html
-from ui.study.results import answer_html, models_of
+from ui.study.results import answer_html
 
 
 def entry(id: str, title: str = "5 prompts × 2 lanes") -> dict[str, str]:
@@ -38,6 +38,6 @@ def test_the_study_that_ships_opens_for_everybody_without_its_models(monkeypatch
     (id,) = packaged_ids()
     demand_open(services, id, "")
     found = Results(services).read(id)
-    assert found.id == id and found.done == len(found.plan.cells) and len(models_of(found)) == 2
-    assert f"study {id} · 12 prompts · 8 lanes" in answer_html(found, models_of(found)[0])
+    assert found.id == id and found.done == len(found.plan.cells) and len(found.models) == 2
+    assert f"study {id} · 12 prompts · 8 lanes" in answer_html(found, found.models[0])
     assert f'href="?study={id}"' in welcome_html() and not (tmp_path / "store").exists()
