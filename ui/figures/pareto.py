@@ -1,15 +1,13 @@
 """A study's lanes as KLD against bytes, each with its interval, and the Pareto front."""
 
 import math
-import os
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
 from kvq_core.analysis.verdict import TIERS
 from kvq_core.studies.result import StudyResult
-from kvq_core.studies.summary import Line
 from ui.figures.base import INK, canvas, label_figure, of_lane
 from ui.figures.forest import GROUNDS, hover_text, kld_edges, log_axis, scored_lanes, spread
 from ui.figures.rate import front
@@ -25,6 +23,7 @@ NAMED = 10  # lanes from which on only those on the front carry their names, whe
 WIDE, LETTER = 560, 6.4  # px: of the points' ground on a narrow page, and of a letter
 NARROWEST = 240  # px: of that ground on a telephone
 LONGEST = 22  # letters of a name
+SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross")  # of files
 
 
 @dataclass(frozen=True)
@@ -47,21 +46,16 @@ def pareto(result: StudyResult, model: str) -> go.Figure | None:
     """Mean KLD over prompts against bytes as a share of an fp16 cache's; of files that are scored against the logits of
     one reference all lanes of all files, against the bytes of weights and cache."""
     sizes = WHOLE if result.one_reference else SHARES
-    found = [held for held in _lanes(result, model) if held[1][sizes.field] is not None]
-    edges = kld_edges(found)
-    if edges is None:
+    models = result.models if result.one_reference else [model]
+    every = [held for each in models for held in scored_lanes(result, each)]
+    found = [(at, line) for at, line in every if line[sizes.field] is not None]
+    if (edges := kld_edges(found)) is None:
         return None
     (low, high), figure = edges, canvas(HEIGHT, margin=MARGIN)
     _bands(figure, low, high)
     places = [(at, line[sizes.field] / sizes.scale, max(line["kld_mean"], low)) for at, (_, line) in enumerate(found)]
     best = front(places)
-    figure.add_scatter(
-        x=[bytes for _, bytes, _ in best],
-        y=[kld for *_, kld in best],
-        mode="lines",
-        hoverinfo="skip",
-        line={"color": REFERENCE, "width": 1.2, "shape": "hv", "dash": "dot"},
-    )
+    _front(figure, best)
     widest = max(sizes.least, *(bytes for _, bytes, _ in places))
     named = {place for place, *_ in best} if len(found) > NAMED else {place for place, *_ in places}
     for (at, line), (_, bytes, kld) in zip(found, places, strict=True):
@@ -71,7 +65,8 @@ def pareto(result: StudyResult, model: str) -> go.Figure | None:
             error_y={**spread(line, low), "color": lane_color(at), "thickness": 1.5, "width": 4},
             mode="markers",
             cliponaxis=False,
-            marker={"size": 10, "color": lane_color(at)},
+            marker={"size": 10, "color": lane_color(at), "symbol": SYMBOLS[models.index(line["model"]) % len(SYMBOLS)]},
+            showlegend=False,
             meta=of_lane(at),
             hovertemplate=f"{hover_text(line)}<br>{significant(bytes, 3)} {sizes.unit}<extra></extra>",
         )
@@ -81,19 +76,29 @@ def pareto(result: StudyResult, model: str) -> go.Figure | None:
     _labels(figure, held, widest, low, high)
     figure.update_xaxes(title_text=sizes.title, range=[0, 1.04 * widest], zeroline=False)
     figure.update_yaxes(title_text="mean KLD over prompts, nats", type="log", **log_axis(low, high))
-    figure.update_layout(showlegend=False)
+    if len(models) > 1:
+        _files(figure, models)
     return label_figure(figure, "Scatter: mean KLD over prompts against bytes, a point a lane with its 95 % interval")
 
 
-def _lanes(result: StudyResult, model: str) -> list[tuple[int, Line]]:
-    """The lanes that are drawn: those of a model, or of all files, each named with what its file's name differs in."""
-    models = result.models if result.one_reference else [model]
-    same = len(re.sub(r"[^\W_]*$", "", os.path.commonprefix(models)))  # up to a word that they begin alike
-    return [
-        (at, {**line, "label": f"{each[same:] or each} · {line['label']}"} if len(models) > 1 else line)
-        for each in models
-        for at, line in scored_lanes(result, each)
-    ]
+def _front(figure: go.Figure, best: Sequence[tuple[int, float, float]]) -> None:
+    figure.add_scatter(
+        x=[bytes for _, bytes, _ in best],
+        y=[kld for *_, kld in best],
+        mode="lines",
+        hoverinfo="skip",
+        line={"color": REFERENCE, "width": 1.2, "shape": "hv", "dash": "dot"},
+        showlegend=False,
+    )
+
+
+def _files(figure: go.Figure, models: Sequence[str]) -> None:
+    """Which mark a file's lanes have, above the figure."""
+    for symbol, model in zip(SYMBOLS, models, strict=False):
+        name, marker = plot_safe(shorten(model, 40)), {"symbol": symbol, "size": 9, "color": REFERENCE}
+        figure.add_scatter(x=[None], y=[None], mode="markers", name=name, marker=marker, showlegend=True)
+    legend = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}
+    figure.update_layout(showlegend=True, legend=legend, margin={"t": 36})
 
 
 def _bands(figure: go.Figure, low: float, high: float) -> None:

@@ -65,10 +65,11 @@ def test_files_scored_against_one_reference_stand_together_by_weights_and_cache(
     ]
     found.models, found.one_reference = list(sizes), True
     figure = pareto(found, "Model Q8_0")
-    points = [trace for trace in figure.data if trace.mode == "markers"]
+    points = [trace for trace in figure.data if trace.mode == "markers" and not trace.showlegend]
     assert [trace.x[0] for trace in points] == pytest.approx([0.1, 0.101, 0.102, 0.16, 0.161, 0.162])
-    names = {note.text for note in figure.layout.annotations if note.xanchor in ("left", "right")}
-    assert any("Q4_K_M" in name for name in names) and figure.layout.xaxis.title.text == "weights and cache, GB"
+    marks = {trace.name: trace.marker.symbol for trace in figure.data if trace.showlegend}
+    assert [trace.marker.symbol for trace in points] == [marks[model] for model in sizes for _ in range(3)]
+    assert len(set(marks.values())) == 2 and figure.layout.xaxis.title.text == "weights and cache, GB"
     (front,) = (trace for trace in figure.data if trace.mode == "lines")
     assert list(front.x) == pytest.approx([0.1, 0.16])
 
