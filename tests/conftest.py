@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,8 @@ LONGEST = (
     "ui/service/test_memory.py",
     "benchmarks/test_gpu_benchmark.py",
 )
+
+_HELD = pytest.StashKey[dict]()  # the model in memory before a test
 
 
 def find_chromium() -> str | None:
@@ -167,9 +170,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return _Groups(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("browser") and find_chromium() is None:
         pytest.fail("KVQ_REQUIRE_BROWSER is set and no Chromium was found", pytrace=False)
+    loader = sys.modules.get("kvq_core.models.loader")
+    if loader is not None and item.get_closest_marker("real_model") is None:
+        item.stash[_HELD], loader._held = loader._held, {}  # which a test before this one may have loaded
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Fails a test that loaded the bundled model and is not marked: make test-fast would load it."""
+    yield
+    loader = sys.modules.get("kvq_core.models.loader")
+    if loader is None or item.get_closest_marker("real_model") is not None:
+        return
+    leaked = loader.in_memory(sys.modules["kvq_core.spec"].DEFAULT_MODEL) is not None
+    loader._held = item.stash.get(_HELD, {})
+    if leaked:
+        pytest.fail("This test loads the bundled model: mark it real_model, or ask for that fixture.", pytrace=False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

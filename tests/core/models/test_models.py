@@ -9,9 +9,10 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from kvq_core.capture.other_prompts import other_prompts
 from kvq_core.errors import ModelError, SpecError
-from kvq_core.models import load, loaded_model, wrap
+from kvq_core.models import load, loaded_model, loader, wrap
 from kvq_core.models.text import Pieces
 from kvq_core.spec import DEFAULT_MODEL
+from tests.conftest import pytest_runtest_teardown
 from tests.support.tiny_models import generate, prompt_ids, tiny
 
 SMALL = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -124,6 +125,17 @@ def test_the_model_in_memory_is_known() -> None:
     with pytest.raises(ModelError):
         load("no-such-owner/no-model")
     assert loaded_model() is held
+
+
+def test_a_test_that_loads_the_bundled_model_and_is_not_marked_fails(request, monkeypatch) -> None:
+    monkeypatch.setattr(loader, "_load", lambda *_: None)
+    monkeypatch.setattr(loader, "_held", {})
+    monkeypatch.setattr(loader, "in_memory", lambda id: [id] if loader._held else None)
+    load(DEFAULT_MODEL)
+    ending = pytest_runtest_teardown(request.node)
+    next(ending)
+    with pytest.raises(pytest.fail.Exception, match="mark it real_model"):
+        next(ending)
 
 
 def test_the_models_attention_is_not_left_usable_by_accident() -> None:

@@ -23,6 +23,7 @@ def run(spec: ComparisonSpec) -> Record:
     return finished.record
 
 
+@pytest.mark.real_model
 def test_what_is_usual_is_the_bundled_models_shape() -> None:
     own, usual = load(DEFAULT_MODEL).shape, USUAL.shape
     heads = (own.layers, own.query_heads, own.kv_heads, own.head_dim, own.context)
@@ -50,6 +51,7 @@ def check(spec: ComparisonSpec, budget: float) -> None:
     assert met >= len(spec.lanes) // 2
 
 
+@pytest.mark.real_model
 @pytest.mark.parametrize("budget", [4.5, 6.0])
 def test_lanes_store_the_budget_they_are_solved_for(budget: float) -> None:
     check(solved(budget), budget)
