@@ -18,6 +18,24 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
         signal.SIGINT, lambda *_: os._exit(130)
     )  # until ``main``: imports take seconds, Ctrl-C prints no trace
 
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line; what cannot be read, and ``--help``, end the process."""
+    parser = argparse.ArgumentParser(prog="app.py", description="Serve the page.", allow_abbrev=False)
+    parser.add_argument(
+        "--method-file",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="a Python file that defines methods of your own; may be given again",
+    )
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    parse(sys.argv[1:])  # before imports take seconds
+
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin starve other visitors' handlers
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 # Gradio sums up its last 10,000 events with pandas after every one, for a page of statistics that is closed here.
@@ -94,16 +112,7 @@ def check_mcp(found: Settings) -> None:
 def load_methods(found: Settings, argv: Sequence[str]) -> None:
     """Offer the methods of the files named by ``--method-file`` and by the environment, and say which installed
     packages gave none. Raises KvqError for a file that cannot be loaded, and for any on a public instance."""
-    parser = argparse.ArgumentParser(prog="app.py", description="Serve the page.", allow_abbrev=False)
-    parser.add_argument(
-        "--method-file",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="FILE",
-        help="a Python file that defines methods of your own; may be given again",
-    )
-    files = [*found.method_files, *parser.parse_args(argv).method_file]
+    files = [*found.method_files, *parse(argv).method_file]
     if files and found.public:
         raise KvqError(
             f"{files[0].name}: a public instance takes no method files; install them as a package, or leave KVQ_MODELS "

@@ -257,11 +257,11 @@ def test_importing_the_package_loads_no_library():
     assert "kvq_core.models" in reached
 
 
-def test_help_loads_no_library():
-    command = (
-        "import runpy\nsys.argv = ['kvq', '--help']\n"
-        "try: runpy.run_module('kvq_core', run_name='__main__')\nexcept SystemExit: pass"
-    )
+@pytest.mark.parametrize(
+    "start", ["run_module('kvq_core', run_name='__main__')", "run_path('app.py', run_name='__main__')"]
+)
+def test_help_loads_no_library(start):
+    command = f"import runpy\nsys.argv = ['it', '--help']\ntry: runpy.{start}\nexcept SystemExit: pass"
     (loaded,) = loads(command)
     assert "argparse" in loaded
     assert not loaded & {"torch", "transformers", "numpy", "pandas", "plotly", "gradio", "pydantic"}
