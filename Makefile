@@ -54,9 +54,11 @@ PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest $(ROOM_TESTS) --durations=12 --numpro
 test: setup-dev
 	$(PYTEST) --session-timeout=3300 $(TEST_ARGS)
 
-# No browser, no compiler, no real model, and nothing else that takes most of a second.
+# No browser, no compiler, no real model, and nothing else that takes most of a second. Files for a browser or a
+# compiler are not even imported.
+NOT_FAST := --ignore=tests/browser $(foreach name,aot aot_quantize generate triton,--ignore=tests/triton/test_kernels_$(name).py)
 test-fast: setup-dev
-	$(PYTEST) --session-timeout=300 -m "not (browser or compiler or real_model or second_model or slow)" $(TEST_ARGS)
+	$(PYTEST) --session-timeout=300 $(NOT_FAST) -m "not (browser or compiler or real_model or second_model or slow)" $(TEST_ARGS)
 
 # The campaigns of which the others run a sample: what came of them goes into benchmarks/campaigns.json. CAMPAIGN="kill
 # fuzz" runs these alone.

@@ -122,6 +122,14 @@ def test_make_parses_every_target():
     assert result.returncode == 0, result.stderr
 
 
+def test_files_for_a_browser_or_a_compiler_are_not_imported_by_the_fast_tests():
+    told = subprocess.run(["make", "-n", "test-fast"], capture_output=True, text=True, cwd=ROOT).stdout
+    left = {ROOT / name for name in re.findall(r"--ignore=(\S+)", told)}
+    browser = ROOT / "tests" / "browser"
+    assert browser in left and all("pytest.mark.browser" in file.read_text() for file in browser.glob("test_*.py"))
+    assert len(left) > 1 and all("mark.compiler" in file.read_text() for file in left - {browser})
+
+
 @pytest.mark.parametrize("installer", ["uv", "pip"])
 def test_set_up_takes_uv_where_it_is_and_installs_the_same_in_the_same_order(tmp_path, installer):
     """What make would run, of which nothing is run; uv is told what pip is told."""
