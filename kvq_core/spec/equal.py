@@ -1,5 +1,6 @@
 """Lanes that meet one budget: every family of methods at all its widths, and of each the knobs that meet it."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -10,7 +11,8 @@ from kvq_core.errors import KvqError
 from kvq_core.methods import ModelShape, make
 from kvq_core.methods.svdq.method import NAMED
 from kvq_core.spec.lane import Lane
-from kvq_core.spec.size import CacheAt, bits_of
+from kvq_core.spec.plan import Assignment
+from kvq_core.spec.size import CacheAt, planned_bits
 
 LaneData = dict[str, Any]
 
@@ -157,11 +159,18 @@ def _solved(family: str, budget: float, at: CacheAt) -> LaneData | None:
 
 def _sized(lane: LaneData, at: CacheAt) -> list[tuple[float, LaneData]]:
     """A lane with its bits; nothing where it cannot run."""
+    planned = _planned(json.dumps(lane), at.shape)
+    return [] if planned is None else [(planned_bits(*planned, at), lane)]
+
+
+@lru_cache(4096)  # a solve asks for hundreds of lanes, the next one, of another length, for the same
+def _planned(lane: str, shape: ModelShape) -> tuple[tuple[Assignment, ...], bool] | None:
+    """The plan of a lane given as JSON, and whether it quantizes layers of windows; None where it cannot run."""
     try:
-        built = Lane.model_validate({"label": "-", **lane})
-        return [] if built.why_not(at.shape) else [(bits_of(built, at), lane)]
+        built = Lane.model_validate({"label": "-", **json.loads(lane)})
+        return None if built.why_not(shape) else (built.plan(shape), any(rule.sliding for rule in built.every_rule))
     except KvqError:
-        return []
+        return None
 
 
 def _words(lane: LaneData) -> str:

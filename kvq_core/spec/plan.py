@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from kvq_core.errors import SpecError
 from kvq_core.methods import Method, ModelShape, Window
@@ -25,7 +26,7 @@ class Assignment:
     head: int = 0
     tail: int = 0
 
-    @property
+    @cached_property
     def method(self) -> Method:
         return self.rule.build()
 
@@ -35,7 +36,7 @@ class Assignment:
         apart = self.rule.tokens, self.head, self.tail
         return self.method.for_tensor(self.tensor), *self.fit[1:], self.tensor, self.window, *apart
 
-    @property
+    @cached_property
     def window(self) -> Window:
         return self.rule.windows()[TENSORS.index(self.tensor)]
 

@@ -53,7 +53,11 @@ def bits_of(lane: Lane, at: CacheAt) -> float:
     """An element of keys and values together, of the layers that the lane can quantize: full-precision windows, layers
     that stay fp16 among them, and what is stored once a layer are counted. A run's ``memory`` counts the same in real
     tensors."""
-    sliding = any(rule.sliding for rule in lane.every_rule)
+    return planned_bits(lane.plan(at.shape), any(rule.sliding for rule in lane.every_rule), at)
+
+
+def planned_bits(parts: tuple[Assignment, ...], sliding: bool, at: CacheAt) -> float:
+    """``bits_of`` a lane whose plan is known; ``sliding``: whether it quantizes layers of windows, too."""
     layers = at.shape.keyed if sliding else at.shape.full
     kinds = {layer: at.shape.kinds[layer] for layer in layers}
     elements = sum(
@@ -61,7 +65,7 @@ def bits_of(lane: Lane, at: CacheAt) -> float:
     )
     saved = sum(
         count * _saved(part, kind, at)
-        for part in lane.plan(at.shape)
+        for part in parts
         for kind, count in Counter(kinds[layer] for layer in part.layers).items()
     )
     return 16.0 - 8 * saved / elements if elements else 16.0

@@ -5,7 +5,7 @@ import pytest
 from kvq_core.errors import SpecError
 from kvq_core.methods import methods
 from kvq_core.spec import BUNDLES, MAX_LANES, ComparisonSpec, parse_spec, with_bundle
-from kvq_core.spec.equal import NEAR, USUAL, families
+from kvq_core.spec.equal import NEAR, USUAL, equal_bytes, families
 from kvq_core.spec.size import CacheAt, bits_of
 
 EVERY = [(name, {key: v}) for name, b in BUNDLES.items() for key, option in b.options.items() for v in option.values]
@@ -64,6 +64,13 @@ def test_lanes_of_equal_bytes_meet_the_budget_or_say_that_they_cannot() -> None:
         near = sum("cannot" not in lane.label and "below" not in lane.label for lane in lanes)
         assert near >= {2.5: 1, 4.5: 5, 12.0: 0}[budget]
     assert all("cannot reach 12" in lane.label for lane in lanes if lane.rules is None and lane.method == "exl3")
+
+
+def test_lanes_are_built_once_for_caches_of_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a budget that none can reach, so that all are tried."""
+    equal_bytes(20.0, at=CacheAt(USUAL.shape, 256, 319))
+    monkeypatch.setattr("kvq_core.spec.equal.Lane", None)
+    assert len(equal_bytes(20.0, at=CacheAt(USUAL.shape, 256, 320))) == len(families())
 
 
 def test_equal_loss_has_every_family_at_several_widths() -> None:
