@@ -1,4 +1,4 @@
-"""One residual stage of a RoPE-commutative key codebook, by expectation maximisation (CommVQ, Section 4.3).
+"""One residual stage of a RoPE-commutative key codebook, by expectation maximisation (CommVQ, Appendix A.2).
 
 All heads (and channel groups) of a layer are trained at once: ``heads`` below counts them together. Data z
 (heads, n, 2P) are what earlier stages left of the keys, each token divided by its norm over all heads of the layer.
@@ -47,7 +47,7 @@ class Assignments:
 
 
 def assign(z: Tensor, weight: Tensor, vectors: Tensor, temperature: Tensor) -> Assignments:
-    """Expectation: W = softmax(-|z - centre| / temperature) over the centres, distances not squared.
+    """Expectation (Eq. 35): W = softmax(-|z - centre| / temperature) over the centres, distances not squared.
 
     z (heads, n, 2P), weight (heads, n), code vectors (heads, 2, levels, 2P), temperature (heads,).
     """

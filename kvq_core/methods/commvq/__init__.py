@@ -2,12 +2,13 @@
 
 Where the paper is in the code (its symbols; the code's names):
 
-- Sections 4.1 and 4.2, Eqs. 10 to 19, residual stages of levels that commute with RoPE (C_K; theta): ``codec``
-  (KeyCodec), kvq_kernels' rope_codebook
+- Eqs. 7, 8, 17 and 18, levels that commute with RoPE (C_K; theta), and residual stages of them (R; stages), whose
+  mean width is Eq. 21: ``codec`` (KeyCodec), kvq_kernels' rope_codebook
 - Eqs. 16 and 19, scores from the codebook without turning keys: ``codec`` (CodebookKeys)
-- values as binary digits of a learned encoder, read back by a linear codebook: ``codec`` (ValueCodec, CodebookValues),
-  kvq_core.codebooks.encoder
-- EM of the key codebooks, soft assignment and annealing: kvq_core.training.em, kvq_core.training.keys
+- Section 4.1 and Eq. 9, values as binary digits of a learned encoder, read back by a linear codebook: ``codec``
+  (ValueCodec), kvq_core.codebooks.encoder; Eq. 22, weights times digits first: ``codec`` (CodebookValues)
+- Section 4.2, Algorithm 1 and Appendix A.2, EM of the key codebooks (Eqs. 20 and 33), soft assignment (Eq. 34) and
+  annealing (Eq. 35): kvq_core.training.em, kvq_core.training.keys
 - training of the value encoder: kvq_core.training.values
 - which codebooks belong to a model, and their files: kvq_core.codebooks
 - knobs, deviations from the paper, and the fit on the prompt: ``method``

@@ -17,7 +17,7 @@ from kvq_core.codecs.forms import DecodedRead, Packed
 
 @dataclass(frozen=True)
 class KeyCodec(Codec):
-    """Residual additive quantization (Eqs. 10 to 19). theta (layers, kv_heads, groups, stages, levels, P, 2) float16.
+    """Residual stages of levels (Eqs. 17, 18, 21). theta (layers, kv_heads, groups, stages, levels, P, 2) float16.
 
     A token is divided by its norm over all heads of the layer, one ``prescale`` number; codes are the two levels of
     every stage, log2(levels) bits each, in one bit stream a layer and head.
@@ -80,7 +80,7 @@ class KeyCodec(Codec):
 
 @dataclass(frozen=True)
 class ValueCodec(Codec):
-    """Learned binary digits and a linear codebook (Eqs. 7 to 9); heads of a layer are coded together."""
+    """Learned binary digits and a linear codebook (Eq. 9); heads of a layer are coded together."""
 
     encoder: Encoder
     heads: int

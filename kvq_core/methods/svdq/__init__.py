@@ -3,7 +3,9 @@
 Where the paper is in the code (its symbols; the code's names):
 
 - Eqs. 1 and 4, K - mean = U D V^T and the latent channels (K - mean) V: ``latent`` (singular_vectors, LatentCodec)
-- Eqs. 2 and 3, the quantizer of a latent channel over all tokens: ``latent`` (LatentCodec.encode), kvq_kernels
+- Eqs. 2 and 3, the quantizer of a latent channel over all tokens: ``latent`` (LatentCodec._quantize)
+- Theorem 4.1 and Lemma 4.1, the error of a latent channel at each width (lambda; errors): ``method`` (expected_errors,
+  best_schedule)
 - Eq. 6, the mean width of a schedule (b_i; schedule): ``method``
 - Algorithm 1, eighths of the channels with their own widths: ``method`` (GROUPS, NAMED)
 - "+V4", values at 4 bits per token: ``method`` (fit), codecs.groups
