@@ -3,14 +3,13 @@
 import ast
 import graphlib
 import re
-from functools import cache
-from pathlib import Path
 
 import pytest
 
 from kvq_core.methods import methods
+from scripts.architecture import GROUND
+from tests.support.imports import ROOT, imports, parse, places, room, rooms
 
-ROOT = Path(__file__).parent.parent
 CORE = ROOT / "kvq_core"
 
 # What each room may import; it may always import itself. A room is a folder of kvq_core or ui, or a module that lies
@@ -21,12 +20,12 @@ _TABLE = """
     settings: errors
     limits: errors settings
     logs: errors settings
-    machine: errors settings
+    machine: errors
     divergence: machine
-    record: errors machine
+    record: errors
     events: record
     codecs: errors kernels
-    codebooks: codecs errors kernels machine settings
+    codebooks: errors machine settings
     methods: codebooks codecs errors kernels sizing
     complaints: errors
     spec: complaints errors methods
@@ -34,27 +33,25 @@ _TABLE = """
     links: errors spec
     analysis: errors methods record spec
     models: errors kernels machine methods settings sizing spec
-    engine: codecs divergence errors kernels machine methods models spec
+    engine: codecs divergence errors machine methods models spec
     training: codebooks errors kernels machine methods models settings spec
-    capture: codecs divergence engine errors machine methods models settings spec
-    metrics: capture codecs divergence engine errors methods record
+    capture: divergence engine errors machine methods models settings spec
+    metrics: divergence engine methods record
     store: errors logs machine record settings
     sizing: codecs errors
     pipeline: analysis capture codecs engine errors events logs machine methods metrics models presets record
         settings spec store
     external: errors events methods models pipeline record spec
     inspection: analysis capture engine errors machine methods metrics models presets settings sizing spec
-    packed: codebooks codecs engine errors events kernels machine methods models pipeline spec
-    claims: analysis capture codebooks codecs divergence engine errors machine methods metrics models pipeline
-        presets record settings spec training
-    studies: analysis complaints errors events links logs machine methods metrics models pipeline presets record
-        settings spec store
+    packed: codecs engine errors events kernels machine methods models pipeline spec
+    claims: capture codebooks codecs divergence engine errors machine methods models pipeline presets record settings
+        spec training
+    studies: analysis complaints errors events links logs machine models pipeline presets record spec store
     decision: analysis errors events machine methods models pipeline record settings sizing spec studies
-    advice: analysis codecs complaints decision errors inspection machine methods models pipeline record sizing spec
-        store studies
+    advice: analysis complaints decision errors inspection methods models pipeline sizing spec store studies
     lm_eval: engine errors models spec
-    cli: advice analysis claims codebooks decision errors events external inspection machine methods metrics models
-        packed pipeline presets record settings sizing spec store studies training
+    cli: advice analysis claims codebooks decision errors events external inspection machine methods models packed
+        pipeline presets record settings sizing spec store studies training
     __main__: cli
     __init__: advice errors inspection methods models packed pipeline record spec studies
     ui.html: analysis claims events inspection record sizing
@@ -69,12 +66,12 @@ _TABLE = """
     ui.views: analysis errors methods record spec ui.figures ui.form ui.html ui.selection ui.service ui.words
     ui.panels: analysis claims errors events inspection links logs methods models packed pipeline presets record
         settings spec store training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
-    ui.study: errors events limits logs models record settings spec store studies ui.figures ui.form ui.html ui.panels
+    ui.study: errors events limits logs models settings spec store studies ui.figures ui.form ui.html ui.panels
         ui.service ui.views ui.words
-    ui.decide: advice analysis decision errors events inspection limits links logs models settings sizing spec store
-        studies ui.figures ui.html ui.panels ui.service ui.study ui.views
+    ui.decide: advice analysis decision errors inspection limits links logs models settings sizing spec studies
+        ui.figures ui.html ui.panels ui.service ui.study ui.views
     ui.api: advice analysis claims errors events inspection logs methods models pipeline presets record sizing spec
-        store studies ui.decide ui.html ui.panels ui.service ui.study
+        store studies ui.decide ui.html ui.service ui.study
     ui.layout: errors ui.api ui.decide ui.figures ui.form ui.html ui.panels ui.server ui.service ui.study
         ui.views
     ui.__init__:
@@ -89,7 +86,7 @@ OPEN_TO_THE_PAGE = {
     "decision": {"pasted", "plans", "scores", "verify"},
     "inspection": {"fits", "look", "report", "rules"},
     "packed": {"gpus", "lanes", "slow"},
-    "pipeline": {"added", "compare", "estimate", "examples", "looked", "roundtrip", "solved", "timings", "why"},
+    "pipeline": {"added", "estimate", "examples", "looked", "roundtrip", "solved", "timings", "why"},
     "studies": set(
         "cells estimate example executors intervals kept pairs prompts result rows sources spec study tasks".split()
     ),
@@ -103,70 +100,31 @@ SOURCES = sorted(
 )
 
 
-def room(file: Path) -> str:
-    """The room a file lies in, as ``ROOMS`` names it."""
-    top, *rest = file.relative_to(ROOT).with_suffix("").parts
-    return rest[0] if top == "kvq_core" else f"{top}.{rest[0]}"
-
-
-def imported(tree: ast.AST) -> set[str]:
-    """Dotted names a tree imports, wherever in the file."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
-
-
-def rooms(names: set[str] | frozenset[str]) -> dict[str, set[str]]:
-    """The rooms of this project among imported names, each with the modules meant there."""
-    found: dict[str, set[str]] = {}
-    for name in names:
-        top, *rest = name.split(".")
-        if top == "kvq_kernels":
-            found.setdefault("kernels", set())
-        elif top in ("app", "tests", "benchmarks", "scripts"):
-            found.setdefault(top, set())
-        elif top in ("kvq_core", "ui") and rest:
-            here = rest[0] if is_room(top, rest[0]) else "__init__"
-            found.setdefault(here if top == "kvq_core" else f"ui.{here}", set()).update(rest[1:2])
-    return found
-
-
-@cache
-def is_room(top: str, name: str) -> bool:
-    return (ROOT / top / name).is_dir() or (ROOT / top / f"{name}.py").is_file()
-
-
-@cache
-def parse(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))
-
-
-@cache
-def imports(file: Path) -> frozenset[str]:
-    return frozenset(imported(parse(file)))
-
-
 MODULES = sorted([*CORE.rglob("*.py"), *(ROOT / "ui").rglob("*.py")])
 
 
-def test_imports_point_one_way():
+def test_the_table_is_what_rooms_import():
     """Imports within functions and for types alone count like all others."""
+    found: dict[str, set[str]] = {}
     for file in MODULES:
-        own = room(file)
-        assert own in ROOMS, f"{file}: {own} is new: say in this test what it may import"
-        found = rooms(imports(file))
-        extra = set(found) - ROOMS[own] - {own}
-        assert not extra, f"{file}: {own} may not import {sorted(extra)}"
-        if file.is_relative_to(ROOT / "ui") and own != "ui.server":  # the server starts runs in processes of their own
-            hidden = {
-                f"{name}.{module}" for name in found for module in found[name] - OPEN_TO_THE_PAGE.get(name, found[name])
-            }
+        assert (own := room(file)) in ROOMS, f"{file}: {own} is new: say in this test what it may import"
+        there = set(rooms(imports(file))) - {own}
+        assert not (extra := there - ROOMS[own]), f"{file}: {own} may not import {sorted(extra)}"
+        found.setdefault(own, set()).update(there)
+    unused = {own: sorted(ROOMS[own] - there) for own, there in found.items() if ROOMS[own] - there}
+    assert not unused, "nobody imports these: take them out of the table"
+
+
+def test_the_page_sees_what_is_open_to_it():
+    seen: dict[str, set[str]] = {name: set() for name in OPEN_TO_THE_PAGE}
+    for file in (ROOT / "ui").rglob("*.py"):
+        if room(file) != "ui.server":  # the server starts runs in processes of their own
+            found = {name: modules for name, modules in rooms(imports(file)).items() if name in seen}
+            hidden = {f"{name}.{module}" for name in found for module in found[name] - OPEN_TO_THE_PAGE[name]}
             assert not hidden, f"{file}: the page does not see {sorted(hidden)}"
+            for name, modules in found.items():
+                seen[name] |= modules
+    assert seen == OPEN_TO_THE_PAGE, "nobody sees some of these: take them out"
 
 
 def test_the_table_of_rooms_has_no_circle():
@@ -204,6 +162,22 @@ def test_every_room_says_what_lives_there(file):
     asks = "what lives there, what it may import, where to start reading"
     assert 2 <= len(said.splitlines()) <= (15 if paper else 5), asks
     assert paper or ("import" in said.lower() and "Start" in said), asks
+
+
+@pytest.mark.parametrize("own", [own for own in ROOMS if (ROOT / places(own) / "__init__.py").is_file()])
+def test_a_room_says_what_the_table_says_it_imports(own):
+    """All rooms of the table but the ground that every room stands on; a room of the page names those of the page."""
+    said = ast.get_docstring(parse(ROOT / places(own) / "__init__.py")) or ""
+    sentence = said.partition("Imports ")[2]
+    named = set(re.findall(r"\w+", re.split(r"[.;:]", sentence)[0]))
+    page = own.startswith("ui.")
+    known = {name.removeprefix("ui."): name for name in ROOMS if page or not name.startswith("ui.")} | {
+        "kernels": "kernels"
+    }
+    told = {known[word] for word in named & set(known)} - {own}
+    assert told <= ROOMS[own], f"{own} says that it imports {sorted(told - ROOMS[own])}, which the table does not have"
+    needed = {name for name in ROOMS[own] - {*GROUND} if name.startswith("ui.") or not page}
+    assert needed <= told or named & {"every", "everything", "anything"}, f"{own} does not name {sorted(needed - told)}"
 
 
 def test_kernels_import_nothing_of_ours():

@@ -1,5 +1,5 @@
 """What is looked at while a run goes on: scores, attention, cache errors, key spectra, distributions.
 
-Imports the engine and models, never metrics or records. Start at ``collect``, which owns one run's captures, and
-``plan``, which decides by bytes what fits.
+Imports engine, models, methods, spec and divergence; never metrics or records. Start at ``collect``, which owns one
+run's captures, and ``plan``, which decides by bytes what fits.
 """

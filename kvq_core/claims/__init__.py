@@ -1,6 +1,7 @@
 """The papers' claims measured on a model: criteria from ``presets/claims``, numbers from captured prompts.
 
-Imports the pipeline and everything below it; the page sees ``board`` alone. Start at ``measure``.
+Imports pipeline, training and everything below them; the page sees ``board`` and ``side_by_side``. Start at
+``measure``.
 """
 
 from kvq_core.claims.criteria import Paper, Setting, paper, papers, setting

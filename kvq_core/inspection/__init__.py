@@ -1,7 +1,7 @@
 """A model looked at before any run: its cache's shape, what each format of it costs, and which layers are at risk.
 
-Imports what computes a lane (pipeline's ground: engine, capture, metrics) and analysis, no record of a run. Start at
-``look``; the thresholds and what is published about families are data in ``presets/inspection``.
+Imports models, methods, engine, capture and metrics, which compute a lane, and analysis, presets, sizing and spec; no
+record of a run. Start at ``look``; thresholds and what is published about families are data in ``presets/inspection``.
 """
 
 from kvq_core.inspection.look import inspect_model

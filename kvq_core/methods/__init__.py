@@ -1,8 +1,8 @@
 """The methods: the contract (``base``), knobs, deployments, and one file or folder a method.
 
 Every module here or below that defines a named Method is found: papers' methods here, what engines ship in ``formats``,
-what papers compare with in ``baselines``; ``known`` adds packages' and files of one's own. Imports codecs, codebooks
-and the kernels' plain operations. Start at ``base``, then ``kivi``.
+what papers compare with in ``baselines``; ``known`` adds packages' and files of one's own. Imports codecs, codebooks,
+sizing and the kernels' plain operations. Start at ``base``, then ``kivi``.
 """
 
 from functools import cache

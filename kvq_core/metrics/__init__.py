@@ -1,4 +1,5 @@
 """Numbers of a run: fidelity of the logits, bytes as stored, rate.
 
-Imports engine and capture for what they hold; writes no record. Start at ``fidelity``.
+Imports engine and methods for what they hold, record for its fields, and divergence; writes no record. Start at
+``fidelity``.
 """

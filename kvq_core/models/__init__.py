@@ -1,7 +1,7 @@
 """The only place that knows transformers: loading, support, RoPE, lock step, packed caches.
 
-Imports methods for the shapes they ask of a model. Start at ``loader``, then ``source`` for what a model id may be,
-``gguf`` for files that are converted, ``lockstep`` for attention.
+Imports methods for the shapes they ask of a model, sizing, spec and kernels. Start at ``loader``, then ``source`` for
+what a model id may be, ``gguf`` for files that are converted, ``lockstep`` for attention.
 """
 
 from kvq_core.models.choice import ModelChoice, available_models, is_offered, with_model

@@ -1,6 +1,7 @@
 """Running a model with its cache in packed form only: the layers, the cache for transformers, and measuring.
 
-Imports what codecs declare as their packed form, and the kernels. Start at ``layer``.
+Imports what codecs declare as their packed form, kernels, engine, methods, models, pipeline and spec. Start at
+``layer``.
 """
 
 from kvq_core.packed.cache import packed_cache

@@ -1,4 +1,4 @@
 """The panels beside form and views: launch, answers, scorecard, share, history, tour, training, measuring, claims.
 
-Imports everything of the page but layout and api. Start at ``launch``.
+Imports form, views, export, figures, words, selection, html and service. Start at ``launch``.
 """

@@ -1,4 +1,4 @@
 """What handlers are given: jobs, the line they wait in, admission, stored records, access and addresses.
 
-Imports no widget. Start at ``services``.
+Imports html; no widget. Start at ``services``.
 """

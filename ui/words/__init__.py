@@ -1,6 +1,6 @@
 """Sentences generated from a record: what a measurement means here, one module a view.
 
-Imports analysis, records, studies, figures' data and html; runs nothing. Start at ``views``.
+Imports analysis, record, studies, figures' data, selection and html; runs nothing. Start at ``views``.
 """
 
 from ui.words.damage import damage
