@@ -22,7 +22,7 @@ VISIBLE = "selector => document.querySelector(selector).checkVisibility({visibil
 
 
 @pytest.fixture(scope="module")
-def stored(store_folder) -> str:
+def stored(store_folder, real_model) -> str:
     """A run whose answers are in several scripts; its lanes should name the world, and one does not."""
     tokenizer = load(DEFAULT_MODEL).tokenizer
     record, arrays = make_run(lanes=2)

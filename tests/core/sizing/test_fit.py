@@ -235,7 +235,13 @@ def test_bits_are_those_of_packed_tensors() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["smollm", "second_model"])
+@pytest.mark.parametrize(
+    "which",
+    [
+        pytest.param("smollm", marks=pytest.mark.real_model),
+        pytest.param("second_model", marks=pytest.mark.second_model),
+    ],
+)
 def test_tensors_are_those_of_packed_caches(which: str, request: pytest.FixtureRequest) -> None:
     """Of both models, through the packed caches that ``generate`` reads."""
     given = request.getfixturevalue(which)

@@ -60,6 +60,7 @@ def test_what_there_is_can_be_read(client):
 
 
 @pytest.mark.slow
+@pytest.mark.real_model
 def test_an_estimate_tells_tokens_and_what_would_not_be_quantized(client):
     lane = {"method": "kivi", "knobs": {"residual_length": 128}}
     found = client.predict({"prompt": "Hi", "max_new_tokens": 4, "lanes": [lane]}, api_name="/estimate")
@@ -87,6 +88,7 @@ def test_the_examples_of_the_documentation_work(server, kind, code):
 
 
 @pytest.mark.slow
+@pytest.mark.real_model
 def test_tools_of_mcp_are_the_endpoints_with_their_descriptions(server):
     pytest.importorskip("mcp", reason="gradio[mcp] is not installed")
     import asyncio

@@ -77,6 +77,7 @@ def test_arguments_of_another_kind_are_refused_in_one_line(server, endpoint, arg
 
 
 @pytest.mark.slow
+@pytest.mark.real_model
 def test_an_error_nobody_thought_of_tells_nothing_of_the_server(client, engine, monkeypatch):
     def broken(spec, store):
         raise RuntimeError("/srv/secret")

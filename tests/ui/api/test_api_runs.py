@@ -51,6 +51,7 @@ def test_a_stored_run_is_listed_and_its_arrays_come_as_a_file(updates, client):
 
 
 @pytest.mark.slow
+@pytest.mark.real_model
 def test_two_clients_at_once_each_get_their_own(server):
     ids = ["a" * 16, "b" * 16]
     found = {}
@@ -68,6 +69,7 @@ def test_two_clients_at_once_each_get_their_own(server):
 
 
 @pytest.mark.slow
+@pytest.mark.real_model
 def test_one_client_can_run_several_at_once(client):
     ids = ["a" * 15 + "1", "a" * 15 + "2"]
     jobs = [client.submit({**SMALL, "prompt": f"named {id}"}, api_name="/compare") for id in ids]
@@ -75,6 +77,7 @@ def test_one_client_can_run_several_at_once(client):
 
 
 @pytest.mark.slow
+@pytest.mark.real_model
 def test_cancelling_frees_the_engine(server, engine):
     job = Client(server, verbose=False).submit({**SMALL, "prompt": "endless"}, api_name="/compare")
     until(lambda: any(update["stage"] == "decoding" for update in job.outputs()))
@@ -93,12 +96,14 @@ for update in Client(sys.argv[1], verbose=False).submit({"prompt": "endless", "l
 
 
 @pytest.mark.slow
+@pytest.mark.real_model
 def test_a_program_that_ends_cancels_its_run(server, engine):
     subprocess.run([sys.executable, "-c", LEAVES, server], check=True, timeout=150)
     until(lambda: engine.at_work == 0)
 
 
 @pytest.mark.slow
+@pytest.mark.real_model
 def test_a_connection_that_closes_cancels_its_run(server, engine):
     spec = {"prompt": "endless", "lanes": []}
     event = httpx.post(f"{server}/gradio_api/call/compare", json={"data": [spec]}).json()["event_id"]
@@ -109,6 +114,7 @@ def test_a_connection_that_closes_cancels_its_run(server, engine):
 
 
 @pytest.mark.slow
+@pytest.mark.real_model
 def test_on_a_public_instance_a_run_opens_with_its_key_until_it_is_shared(client, monkeypatch):
     monkeypatch.setenv("KVQ_MODELS", DEFAULT_MODEL)
     run = "d" * 16

@@ -42,6 +42,7 @@ def first(component):
 @pytest.mark.long("fuzz", sample=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["as at first", "nothing", "a text", "a number", "a list"])
+@pytest.mark.real_model
 def test_a_handler_that_is_called_first_answers_or_refuses_in_a_sentence(page, caplog, kind):
     value = {"nothing": None, "a text": "x", "a number": -7, "a list": [[]]}
     for fn in page.fns.values():
