@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from kvq_core.analysis.span import Span, span_figures, span_mean
 from kvq_core.pipeline.examples import example_ids, packaged_store
 from kvq_core.record.arrays import array
 from tests.browser.pages import open_view
+from tests.support.span_figures import Span, span_figures, span_mean
 from tests.support.ui_record_factory import make_run
 from ui.figures.damage import damage_grid
 from ui.html.along_data import along_data, as_json
