@@ -55,7 +55,7 @@ def measure(model: LoadedModel) -> list[dict[str, Any]]:
     cases = []
     for twin, stress in TWINS.items():
         look = Look(model, stress=stress)
-        named, costs = set(look.inspection(with_remedies=False).at_risk_layers), harm(look, range(model.shape.layers))
+        named, costs = set(look.inspection().at_risk_layers), harm(look, range(model.shape.layers))
         harmful = {layer for layer, kld in costs.items() if kld >= HARMFUL}
         cases.append(
             {
@@ -81,7 +81,7 @@ def measure_tiny() -> dict[str, Any]:
         look = Look(tiny_of(kind, tokenizer))
         layers = look.model.shape.captured
         found["layers"] += len(layers)
-        found["named"] += len(look.inspection(with_remedies=False).at_risk_layers)
+        found["named"] += len(look.inspection().at_risk_layers)
         found["harmful"] += sum(kld >= HARMFUL for kld in harm(look, layers).values())
     print(found, flush=True)
     return found

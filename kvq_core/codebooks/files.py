@@ -113,10 +113,9 @@ def codebooks() -> list[Codebook]:
     return found
 
 
-def save_codebook(info: CodebookInfo, tensors: dict[str, Tensor], place: Path | None = None) -> Codebook:
+def save_codebook(info: CodebookInfo, tensors: dict[str, Tensor]) -> Codebook:
     """Write a codebook; readers see the old file or the new one, whole. Raises StoreError where it cannot be done."""
-    place = place or folder()
-    info = info.model_copy(update={"content": content_hash(tensors)})
+    place, info = folder(), info.model_copy(update={"content": content_hash(tensors)})
     data = save({k: t.contiguous() for k, t in tensors.items()}, {"codebook": info.model_dump_json()})
     path = place / f"{info.file_name}.safetensors"
     try:

@@ -66,11 +66,3 @@ def _at(constant: Tensor, turn: Callable[[Tensor, int], Tensor] | None) -> Calla
         return alike if turn is None else turn(alike.expand(-1, -1, tokens, -1).contiguous(), start)
 
     return at
-
-
-def surviving_share(constant: Tensor, rope: Turning, tokens: int) -> Tensor:
-    """How much of a constant before RoPE its mean after RoPE still is: the squared norm of the mean over the first
-    ``tokens`` positions, over the constant's own. constant (layers, kv_heads, head_dim) -> (layers, kv_heads)."""
-    turned = rope.rotate(constant[..., None, :].expand(-1, -1, tokens, -1).float().contiguous(), 0).double()
-    whole = turned.square().sum(-1).mean(-1)  # RoPE may scale what it turns (YaRN), so it is measured after it, too
-    return turned.mean(-2).square().sum(-1) / whole.clamp_min(1e-30)

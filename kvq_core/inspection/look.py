@@ -124,9 +124,9 @@ class Look:
     stress: Stress | None = None
     _applied: AppliedStress | None = field(init=False, default=None)
 
-    def inspection(self, with_remedies: bool) -> Inspection:
-        """Raises KvqError where the model cannot run the text."""
-        *_, found = self.stages(with_remedies)
+    def inspection(self) -> Inspection:
+        """Without remedies. Raises KvqError where the model cannot run the text."""
+        *_, found = self.stages(with_remedies=False)
         assert isinstance(found, Inspection)
         return found
 

@@ -60,11 +60,6 @@ class Prompt:
         layers, scaling = (sum((getattr(prompt, name) for prompt in prompts), ()) for name in ("layers", "scaling"))
         return replace(first, **tensors, layers=layers, scaling=scaling)
 
-    def stacked_queries(self) -> Tensor:
-        """Queries of the heads that share a KV head, one below the other: (layers, kv_heads, groups * tokens, d)."""
-        assert self.queries is not None
-        return stack_queries(self.queries, self.keys.shape[1])
-
     def query_gram(self) -> Tensor:
         """QᵀQ of the stacked queries, float64 (layers, kv_heads, head_dim, head_dim); computed once a run."""
         assert self.queries is not None

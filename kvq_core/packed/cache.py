@@ -61,7 +61,6 @@ def packed_layers(
     model: Any,
     windows: tuple[Window, Window],
     path: Path,
-    room: int = 0,
     ref: ModelRef | None = None,
     layers: Collection[int] | None = None,
     rotations: tuple[Rotation, ...] | None = None,
@@ -84,8 +83,8 @@ def packed_layers(
         raise MethodError(f"{method.title} has no packed execution here: {reason}.")
     kept = method.kept_layers(shape.layers)
     chosen = tuple(layer for layer in asked if layer not in kept)
-    plan = Plan(method, windows, path, None, ref, room, shape.scaling, len(chosen))
-    return _layers(model, dict.fromkeys(chosen, plan), {}, room, rotations)
+    plan = Plan(method, windows, path, None, ref, 0, shape.scaling, len(chosen))
+    return _layers(model, dict.fromkeys(chosen, plan), {}, 0, rotations)
 
 
 def lane_layers(

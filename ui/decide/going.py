@@ -21,7 +21,6 @@ from ui.study.going import cell_in_turn, failure_words
 from ui.study.turns import Sessions, Turns, in_a_thread
 
 T = TypeVar("T")
-PASSES = "Scoring layers"
 
 
 @dataclass(frozen=True)

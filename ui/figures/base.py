@@ -16,6 +16,7 @@ from ui.html.tokens import TOKENS, font
 
 TICK, TEXT = TOKENS.text["tick"], TOKENS.text["small"]
 BLANK = -128  # the code of a heatmap's cell that stands for nothing
+LABEL = 28  # characters of a label of a lane
 HOVER = {"font": {"family": font("sans"), "size": TEXT}, "namelength": -1}
 
 
@@ -27,14 +28,14 @@ def lanes_with(record: Record, arrays: Arrays, name: str) -> Iterator[tuple[int,
             yield index, lane, found
 
 
-def label_of(lane: LaneRecord, limit: int = 28) -> str:
+def label_of(lane: LaneRecord, limit: int = LABEL) -> str:
     """A lane's label for Plotly: escaped and short."""
     return plot_safe(shorten(lane.label, limit))
 
 
-def plot_label(text: str, limit: int = 28) -> str:
+def plot_label(text: str) -> str:
     """Any text for Plotly as ``label_of`` gives a lane's."""
-    return plot_safe(shorten(text, limit))
+    return plot_safe(shorten(text, LABEL))
 
 
 def color_of(record: Record, index: int) -> str:

@@ -28,10 +28,6 @@ class PromptsPanel:
     def suite(self) -> Any:
         return self.fields[4]
 
-    @property
-    def suite_options(self) -> list[Any]:
-        return self.fields[7:9]
-
 
 def create_prompts(name: str = "study") -> PromptsPanel:
     """``name``: of the place, in the ids of its elements."""

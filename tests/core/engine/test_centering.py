@@ -5,15 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from kvq_core.analysis.context_growth import Growth
 from kvq_core.codecs.groups import GroupCodec
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.centering import surviving_share
 from kvq_core.engine.prefill import LayerGroup, Prefill
 from kvq_core.engine.stress import apply_stress
 from kvq_core.errors import SpecError
@@ -228,22 +225,3 @@ def test_ids_of_lanes_without_it_stay() -> None:
     assert ComparisonSpec.model_validate(given).canonical() == plain.canonical()
     given["lanes"][0]["center"] = "mean"
     assert '"center":"mean"' in ComparisonSpec.model_validate(given).canonical()
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(1, 40), st.integers(0, 2**31))
-def test_what_survives_of_a_constant_after_rope(tokens: int, seed: int) -> None:
-    """Against a loop over positions and pairs in float64."""
-    rope = tiny("llama").rope(40)
-    constant = torch.randn(1, 2, 32, generator=torch.Generator().manual_seed(seed)).double()
-    half = 16
-    for head in range(2):
-        mean = torch.zeros(32, dtype=torch.float64)
-        for t in range(tokens):
-            for pair in range(half):
-                a, b = constant[0, head, pair], constant[0, head, pair + half]
-                c, s = rope.cos[t, pair].double(), rope.sin[t, pair].double()
-                mean[pair] += (a * c - b * s) / tokens
-                mean[pair + half] += (b * c + a * s) / tokens
-        expected = mean.square().sum() / constant[0, head].square().sum()
-        assert surviving_share(constant, rope, tokens)[0, head].item() == pytest.approx(expected.item(), rel=1e-4)

@@ -49,7 +49,7 @@ def test_random_models_raise_no_alarm(name: str) -> None:
 
 def test_outlier_channels_are_told_from_constants() -> None:
     seen = Look(small("llama"), stress=Stress(key_outlier_scale=300, key_outlier_pairs=1, layers=(2,)))
-    found = seen.inspection(with_remedies=False)
+    found = seen.inspection()
     assert found.at_risk_layers == (2,)
     assert found.reasons[0].cause == "outlier channels"
     assert found.reasons[0].times == pytest.approx(seen.figures[2].key_outliers)
