@@ -160,6 +160,14 @@ def test_one_room_is_tested_alone_and_an_unknown_one_is_told_what_there_is():
     assert "ROOM=nonsense has no tests" in refused.stderr and " methods " in refused.stderr
 
 
+def test_every_room_has_tests_of_its_own():
+    """Where ``make test ROOM=`` looks for them."""
+    for top, place in (("kvq_core", "core"), ("ui", "ui")):
+        for room in sorted(file.parent.name for file in (ROOT / top).glob("*/__init__.py")):
+            folder = ROOT / "tests" / place / room
+            assert (folder / "__init__.py").is_file() and list(folder.glob("test_*.py")), folder
+
+
 def test_a_machine_without_a_fitting_python_is_told_so(tmp_path):
     """In a copy of the Makefile alone, with a PATH that holds no Python."""
     for name in ("Makefile", "requirements.txt", "requirements-dev.txt"):

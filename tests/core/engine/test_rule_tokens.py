@@ -17,9 +17,9 @@ from kvq_core.errors import SpecError
 from kvq_core.methods import ModelRef
 from kvq_core.metrics.stored_bytes import measure
 from kvq_core.spec import Lane
+from tests.core.codecs.test_tiers import Simulation
 from tests.core.engine.test_centering_dense import PROMPT, TOKENS, first, whole
 from tests.core.engine.test_device_groups import spread
-from tests.core.engine.test_tiers import Simulation
 from tests.support.engine_runs import run_engine
 from tests.support.tiny_models import CONFIGS, SCALED, prompt_ids, tiny
 
