@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.support.campaigns import CAMPAIGNS, ROOT, hash_of, pairs
+from tests.support import campaigns
+from tests.support.campaigns import CAMPAIGNS, NEVER_WHOLE, RESULTS, ROOT, hash_of, pairs
 
 SUITE = """
 import os
@@ -78,6 +79,23 @@ def test_a_campaign_alone_is_written_beside_what_stood_there(tmp_path):
     assert (found["fuzz"]["inputs"], found["fuzz"]["tests"], found["engine"]["tests"]) == (200, 2, 1)
     refused = ran(tmp_path, CAMPAIGN="fuzz flood")
     assert refused.returncode and "CAMPAIGN = flood is none of kill, fuzz" in refused.stderr
+
+
+def test_results_are_of_campaigns_that_there_are_and_those_without_any_are_named():
+    kept = set(json.loads(RESULTS.read_text()))
+    assert kept <= set(CAMPAIGNS), "nobody runs these any more: remove them"
+    assert set(CAMPAIGNS) - kept <= NEVER_WHOLE <= set(CAMPAIGNS), "run these: make test-long"
+    assert all((ROOT / place).exists() for places in CAMPAIGNS.values() for place in places)
+
+
+@pytest.mark.parametrize("name", ["a.py", "js/a.js", "a.css", "a.toml"])
+def test_the_hash_of_a_campaign_is_of_every_kind_of_source(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(campaigns, "ROOT", tmp_path)
+    (tmp_path / "ui" / "js").mkdir(parents=True)
+    (file := tmp_path / "ui" / name).write_text("1")
+    before = hash_of(("ui",))
+    file.write_text("2")
+    assert hash_of(("ui",)) != before
 
 
 def test_a_sample_of_pairs_has_every_value(monkeypatch):
