@@ -9,6 +9,7 @@ import binascii
 import json
 import re
 import zlib
+from typing import Any
 
 from kvq_core.errors import SpecError, abbreviate
 from kvq_core.spec import ComparisonSpec, parse_spec
@@ -25,14 +26,7 @@ def encode(spec: ComparisonSpec) -> str:
 
     Raises SpecError where it is too long for a link.
     """
-    raw = spec.canonical().encode()
-    text = f"{VERSION}." + base64.urlsafe_b64encode(zlib.compress(raw, 9)).decode().rstrip("=")
-    if len(raw) > MAX_BYTES or len(text) > MAX_CHARS:
-        raise SpecError(
-            f"This comparison is too long for a link: {len(text):,} characters, at most {MAX_CHARS:,} "
-            f"(from {len(raw):,} bytes, at most {MAX_BYTES:,}). Send it as a file."
-        )
-    return text
+    return pack(spec.canonical(), "comparison")
 
 
 def decode(text: str) -> ComparisonSpec:
@@ -41,20 +35,36 @@ def decode(text: str) -> ComparisonSpec:
     Raises SpecError for everything that is none: too long, cut off, damaged, of another version, or saying something
     impossible. No more than MAX_BYTES are ever unpacked.
     """
+    return parse_spec(unpack(text, "comparison"))
+
+
+def pack(told: str, what: str) -> str:
+    """JSON as URL-safe text; ``what`` it is. Raises SpecError where it is too long for a link."""
+    raw = told.encode()
+    text = f"{VERSION}." + base64.urlsafe_b64encode(zlib.compress(raw, 9)).decode().rstrip("=")
+    if len(raw) > MAX_BYTES or len(text) > MAX_CHARS:
+        raise SpecError(
+            f"This {what} is too long for a link: {len(text):,} characters, at most {MAX_CHARS:,} "
+            f"(from {len(raw):,} bytes, at most {MAX_BYTES:,}). Send it as a file."
+        )
+    return text
+
+
+def unpack(text: str, what: str) -> Any:
+    """The data that ``pack`` was given. Raises SpecError for text that is no such link."""
     if len(text) > MAX_CHARS:
         raise SpecError(f"The link holds {len(text):,} characters; at most {MAX_CHARS:,} are allowed. {_AGAIN}")
     parts = _TEXT.fullmatch(text)
     if parts is None:
-        raise SpecError(f"The link holds no comparison: it must read {VERSION}.… in letters, digits, - and _. {_AGAIN}")
+        raise SpecError(f"The link holds no {what}: it must read {VERSION}.… in letters, digits, - and _. {_AGAIN}")
     if parts[1] != VERSION:
         raise SpecError(
             f"The link is of version {abbreviate(parts[1])}; this instance reads version {VERSION}. {_AGAIN}"
         )
     try:
-        told = json.loads(_unpacked(parts[2]))
+        return json.loads(_unpacked(parts[2]))
     except (ValueError, RecursionError):
-        raise SpecError(f"The link is damaged: what it unpacks to is no comparison. {_AGAIN}") from None
-    return parse_spec(told)
+        raise SpecError(f"The link is damaged: what it unpacks to is no {what}. {_AGAIN}") from None
 
 
 def _unpacked(text: str) -> bytes:

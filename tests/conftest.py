@@ -172,7 +172,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("browser") and find_chromium() is None:
+    required = item.get_closest_marker("browser") and os.environ.get("KVQ_REQUIRE_BROWSER")
+    if required and find_chromium() is None:
         pytest.fail("KVQ_REQUIRE_BROWSER is set and no Chromium was found", pytrace=False)
     loader = sys.modules.get("kvq_core.models.loader")
     if loader is not None and item.get_closest_marker("real_model") is None:

@@ -46,7 +46,7 @@ _TABLE = """
     packed: codecs engine errors events kernels machine methods models pipeline spec
     claims: capture codebooks codecs divergence engine errors machine methods models pipeline presets record settings
         spec training
-    studies: analysis complaints errors events logs machine models pipeline presets record spec store
+    studies: analysis complaints errors events links logs machine models pipeline presets record spec store
     decision: analysis errors events machine methods models pipeline record settings sizing spec studies
     advice: analysis complaints decision errors inspection methods models pipeline sizing spec store studies
     lm_eval: engine errors models spec

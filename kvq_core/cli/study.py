@@ -5,7 +5,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvq_core.studies.cells import Plan
     from kvq_core.studies.executors import Executor
     from kvq_core.studies.result import StudyResult
+    from kvq_core.studies.spec import StudySpec
 
 EXAMPLES = (
     "python -m kvq_core study --spec my.toml --workers 2\n"
@@ -34,7 +35,8 @@ _HEADER = ("model", "lane", "prompts", "mean KLD", "95 % interval", "p95", "wors
 
 def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) -> None:
     """What the command ``study`` takes; ``quiet`` silences libraries."""
-    parser.add_argument("--spec", metavar="FILE", type=Path, required=True, help="a study as .toml or .json")
+    said = "a study as .toml or .json, or the text of its link"
+    parser.add_argument("--spec", metavar="FILE", type=Path, required=True, help=said)
     parser.add_argument("--shard", metavar="I/N", type=_shard, help="compute the I-th of N parts alone, from 1/N on")
     parser.add_argument("--workers", metavar="N", type=count, default=1, help="processes that compute; default 1")
     parser.add_argument("--ray", metavar="auto|ADDRESS", help="compute on the actors of a Ray cluster")
@@ -61,12 +63,11 @@ def study(arguments: argparse.Namespace) -> int:
     arguments.quiet()
     from kvq_core.studies.cells import plan
     from kvq_core.studies.estimate import estimate
-    from kvq_core.studies.spec import read_study
     from kvq_core.studies.study import run_plan
 
     if arguments.workers > 1 and arguments.ray:
         raise SpecError("--workers and --ray are both given; workers are of this machine, Ray has its own.")
-    spec = read_study(arguments.spec)
+    spec = _spec(str(arguments.spec))
     check_out(arguments.out, ".parquet")
     with redirect_stdout(sys.stderr), Progress() as progress:
         planned = plan(spec, progress)
@@ -78,12 +79,29 @@ def study(arguments: argparse.Namespace) -> int:
         told = estimate(planned, arguments.shard, arguments.workers)
         out = [*planned.broken, *(f"{each.prompt}: {each.why}" for each in planned.left_out)]
         left = [f"left out: {each}" for each in out]
-        print(as_json(told.as_dict()) if arguments.json else "\n".join([told.sentence, *left[:LEFT_OUT]]))
+        link = _link(spec)
+        lines = [told.sentence, *left[:LEFT_OUT], *([f"link: {link}"] if link else [])]
+        print(as_json({**told.as_dict(), "link": link}) if arguments.json else "\n".join(lines))
         return 0
     print(as_json(result.summary()) if arguments.json else describe(result))
     if arguments.out is not None:
         write_out(arguments.out, result.write_parquet)
     return int(bool(result.failed))
+
+
+def _spec(given: str) -> "StudySpec":
+    from kvq_core.studies.spec import is_link, read_study, study_of_link
+
+    return study_of_link(given) if is_link(given) else read_study(Path(given))
+
+
+def _link(spec: "StudySpec") -> str | None:
+    """A study as text that another machine reads, its prompts inside; None where that is too long."""
+    from kvq_core.studies.spec import study_link
+
+    with suppress(SpecError):
+        return study_link(spec)
+    return None
 
 
 def check_out(file: Path | None, suffix: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from kvq_core import links
 from kvq_core.complaints import first_line
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.spec import ComparisonSpec, canonical_json, parse_spec, read_data
@@ -104,3 +105,21 @@ def read_study(path: Path) -> StudySpec:
     if isinstance(prompts, dict) and isinstance(prompts.get("file"), str):
         data = {**data, "prompts": {**prompts, "file": str(path.absolute().parent / prompts["file"])}}
     return parse_study(data)
+
+
+def study_link(spec: StudySpec) -> str:
+    """The study as text for a link, prompts inside. Raises SpecError where it is too long for one."""
+    return links.pack(spec.whole(spec.prompts.read()[0]).canonical(), "study")
+
+
+def is_link(text: str) -> bool:
+    """Whether a text is meant as a study's link, and as no file."""
+    return text.startswith(f"{links.VERSION}.") and Path(text).suffix not in (".toml", ".json")
+
+
+def study_of_link(text: str) -> StudySpec:
+    """The study of a link. Raises SpecError for text that is none, and for one that names a file of this machine."""
+    spec = parse_study(links.unpack(text, "study"))
+    if spec.prompts.file is not None:
+        raise SpecError("prompts: a link cannot name a file; ask for the study with its prompts inside.")
+    return spec

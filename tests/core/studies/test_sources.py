@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from kvq_core.errors import SpecError
-from kvq_core.studies.spec import parse_study, read_study
+from kvq_core.studies.spec import parse_study, read_study, study_link, study_of_link
 from tests.support.study_models import LANES
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
@@ -117,6 +117,14 @@ def test_a_study_has_small_records_and_both_floors_unless_it_says_otherwise():
     assert (plain.floors, plain.free_text, plain.capture.detail) == ("both", False, "off") and len(plain.lanes) > 2
     asked = parse_study({"prompts": {"texts": ["a"]}, "lanes": LANES, "floors": "storage", "capture": {}})
     assert (asked.comparison.floors, asked.comparison.capture.detail) == ("storage", "normal")
+
+
+def test_a_link_holds_the_study_with_its_prompts(tmp_path):
+    write(tmp_path, "p.jsonl", ROWS)
+    spec = parse_study({"prompts": {"file": str(tmp_path / "p.jsonl")}, "lanes": LANES, "max_new_tokens": 5})
+    found = study_of_link(study_link(spec))
+    assert found.prompts.read() == spec.prompts.read()
+    assert found.comparison.canonical() == spec.comparison.canonical()
 
 
 def test_columns_are_taken_as_people_write_them(tmp_path):

@@ -1,5 +1,6 @@
 """Studies on a tiny model: shared cells, what is left out, damaged runs, and stores that fail."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -126,6 +127,11 @@ def test_what_is_left_out_and_few_prompts_are_told_once(model, store, tmp_path, 
     assert main(["study", "--spec", str(spec), "--dry-run"]) == 0
     before = capsys.readouterr().out
     assert "2 of them to compute, 1 prompt left out" in before and "\nleft out: long: 300 prompt tokens" in before
+    link = before.rpartition("link: ")[2].strip()
+    assert main(["study", "--spec", link, "--dry-run", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["id"] in before and told["link"] == link, "the same study"
+    assert main(["study", "--spec", link[:-9], "--dry-run"]) == 2 and "The link is" in capsys.readouterr().err
     few = describe(study(parse_study(study_data(model, 2)), store))
     assert few.count("no lanes are compared: they need 5 prompts or more") == 1 and "too few" not in few
     monkeypatch.setattr("kvq_core.cli.study.PAIRS", 0)
