@@ -176,8 +176,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if required and find_chromium() is None:
         pytest.fail("KVQ_REQUIRE_BROWSER is set and no Chromium was found", pytrace=False)
     loader = sys.modules.get("kvq_core.models.loader")
-    if loader is not None and item.get_closest_marker("real_model") is None:
+    if loader is not None and not _may_load(item):
         item.stash[_HELD], loader._held = loader._held, {}  # which a test before this one may have loaded
+
+
+def _may_load(item: pytest.Item) -> bool:
+    """Whether a test may load the bundled model: a page loads it by itself, and make test-fast has no browser."""
+    return any(item.get_closest_marker(name) for name in ("real_model", "second_model", "browser"))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -185,7 +190,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     """Fails a test that loaded the bundled model and is not marked: make test-fast would load it."""
     yield
     loader = sys.modules.get("kvq_core.models.loader")
-    if loader is None or item.get_closest_marker("real_model") is not None:
+    if loader is None or _may_load(item):
         return
     leaked = loader.in_memory(sys.modules["kvq_core.spec"].DEFAULT_MODEL) is not None
     loader._held = item.stash.get(_HELD, {})
