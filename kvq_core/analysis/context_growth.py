@@ -71,9 +71,20 @@ class Growth:
         ]
         return cls(lane, tuple(shares), memory.shared_bytes)
 
-    def effective_bits(self, shape: ModelShape, tokens: int) -> tuple[float | None, float | None]:
-        """Bits of a key and of a value element, everything counted, of a prompt of ``tokens``; None where unknown."""
-        return self._effective("keys", shape, tokens), self._effective("values", shape, tokens)
+    def tensor_bits(self, tensor: Tensor, shape: ModelShape, tokens: int) -> float | None:
+        """Bits of an element of keys or of values, all counted, of a prompt of ``tokens``; None where unknown."""
+        held = self._held(shape, tokens, tensor)
+        every = sum(held.values())
+        total = FP16 * every
+        for layers, share in self._there(shape):
+            if share.assigned.tensor != tensor:
+                continue
+            needed = {layer: shape.kinds[layer].tokens(tokens) for layer in layers}
+            added = {count: share.added(shape, count) for count in set(needed.values())}
+            if None in added.values():
+                return None
+            total += sum(held[layer] * (added[count] or 0.0) for layer, count in needed.items())
+        return total / every if every else FP16
 
     def mean_bits(self, shape: ModelShape, tokens: int) -> float | None:
         """Bits of an element, keys and values together; None where those of either are not known."""
@@ -98,23 +109,9 @@ class Growth:
 
     def _stored_bits(self, shape: ModelShape, tokens: int) -> float | None:
         """Of the layers that the lane can quantize, all together; None where unknown."""
-        bits = {tensor: self._effective(tensor, shape, tokens) for tensor in TENSORS}
+        bits = {tensor: self.tensor_bits(tensor, shape, tokens) for tensor in TENSORS}
         held = {tensor: sum(self._held(shape, tokens, tensor).values()) for tensor in TENSORS}
         return None if None in bits.values() else sum(held[tensor] * (bits[tensor] or 0.0) for tensor in TENSORS)
-
-    def _effective(self, tensor: Tensor, shape: ModelShape, tokens: int) -> float | None:
-        held = self._held(shape, tokens, tensor)
-        every = sum(held.values())
-        total = FP16 * every
-        for layers, share in self._there(shape):
-            if share.assigned.tensor != tensor:
-                continue
-            needed = {layer: shape.kinds[layer].tokens(tokens) for layer in layers}
-            added = {count: share.added(shape, count) for count in set(needed.values())}
-            if None in added.values():
-                return None
-            total += sum(held[layer] * (added[count] or 0.0) for layer, count in needed.items())
-        return total / every if every else FP16
 
     def _held(self, shape: ModelShape, tokens: int, tensor: Tensor) -> dict[int, int]:
         """Elements of keys, or of values, that each layer needs of which the lane can quantize any; bits are those of

@@ -13,6 +13,7 @@ from kvq_core.metrics.stored_bytes import measure, whole_note
 from kvq_core.models.rope import Rope
 from kvq_core.sizing.layers import LayerKind
 from kvq_core.spec import Lane
+from tests.support.growth_bits import effective_bits
 
 SHAPE = ModelShape(layers=2, query_heads=4, kv_heads=2, head_dim=32, context=4096)
 LANES = [
@@ -45,7 +46,7 @@ def test_extrapolation_meets_what_a_longer_prompt_really_stores(lane: Lane) -> N
     growth = Growth.of(lane, memory_at(lane, 320), SHAPE)
     for tokens in (400, 1000):
         real = memory_at(lane, tokens)
-        key, value = growth.effective_bits(SHAPE, tokens)
+        key, value = effective_bits(growth, SHAPE, tokens)
         assert key == pytest.approx(real.key_bits, rel=2e-3)
         assert value == pytest.approx(real.value_bits, rel=2e-3)
         stored = sum(real.bytes_by_part.values())
@@ -56,21 +57,21 @@ def test_another_shape_pays_for_its_own_basis() -> None:
     lane, wide = LANES[5], ModelShape(layers=3, query_heads=8, kv_heads=4, head_dim=64, context=4096)
     growth = Growth.of(lane, memory_at(lane, 320), SHAPE)
     real = memory_at(lane, 700, wide)
-    assert growth.effective_bits(wide, 700)[0] == pytest.approx(real.key_bits, rel=0.01)
-    assert growth.effective_bits(wide, 10**7)[0] == pytest.approx(2.0, abs=0.05)  # the basis has stopped mattering
+    assert effective_bits(growth, wide, 700)[0] == pytest.approx(real.key_bits, rel=0.01)
+    assert effective_bits(growth, wide, 10**7)[0] == pytest.approx(2.0, abs=0.05)  # the basis has stopped mattering
 
 
 def test_windows_stop_mattering() -> None:
     growth = Growth.of(LANES[0], memory_at(LANES[0], 320), SHAPE)
-    bits = [growth.effective_bits(SHAPE, tokens)[1] for tokens in (16, 64, 1024, 10**6)]
+    bits = [effective_bits(growth, SHAPE, tokens)[1] for tokens in (16, 64, 1024, 10**6)]
     assert bits[0] == 16 and bits == sorted(bits, reverse=True) and bits[-1] == pytest.approx(3.0, abs=0.01)
 
 
 def test_a_width_nothing_was_measured_of_is_not_known() -> None:
     lane = LANES[0]
     growth = Growth.of(lane, memory_at(lane, 20), SHAPE)  # all in the windows
-    assert growth.effective_bits(SHAPE, 20) == (16, 16)
-    assert growth.effective_bits(SHAPE, 4000) == (None, None) and growth.nbytes(SHAPE, 4000, 1) is None
+    assert effective_bits(growth, SHAPE, 20) == (16, 16)
+    assert effective_bits(growth, SHAPE, 4000) == (None, None) and growth.nbytes(SHAPE, 4000, 1) is None
 
 
 @pytest.mark.parametrize("lane", LANES, ids=lambda lane: lane.label)

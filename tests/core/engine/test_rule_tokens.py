@@ -21,6 +21,7 @@ from tests.core.codecs.test_tiers import Simulation
 from tests.core.engine.test_centering_dense import PROMPT, TOKENS, first, whole
 from tests.core.engine.test_device_groups import spread
 from tests.support.engine_runs import run_engine
+from tests.support.growth_bits import effective_bits
 from tests.support.tiny_models import CONFIGS, SCALED, prompt_ids, tiny
 
 Given = dict[str, Any]
@@ -153,7 +154,7 @@ def test_curves_meet_what_a_run_measured() -> None:
     group, shape = whole()[0], tiny("qwen2").shape
     drawn = lane({**FP16, "tokens": [[30, 40]]}, {**Q8, "tokens": "first:8"}, {**Q8, "tokens": "last:16"}, Q4)
     memory = measure(cached(drawn, group), shape)
-    keys, values = Growth.of(drawn, memory, shape).effective_bits(shape, PROMPT)
+    keys, values = effective_bits(Growth.of(drawn, memory, shape), shape, PROMPT)
     assert (keys, values) == (pytest.approx(memory.key_bits, rel=1e-6), pytest.approx(memory.value_bits, rel=1e-6))
 
 

@@ -13,6 +13,7 @@ from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.estimate import estimate
 from kvq_core.record.fields import Record
 from kvq_core.spec import ComparisonSpec, parse_spec
+from tests.support.growth_bits import effective_bits
 from tests.support.tiny_models import tiny
 from ui.html.cards import lane_head
 from ui.views.storage import by_rule
@@ -93,7 +94,7 @@ def test_bytes_grow_with_the_context_rule_by_rule(finished: Finished) -> None:
         assert growth.nbytes(shape, memory.tokens, 1) == pytest.approx(stored, rel=1e-6), lane.label
     mixed = found[2]
     assert mixed is not None
-    assert mixed.effective_bits(shape, 10**7) == pytest.approx(((4 * 9 + 32) / 6, (4 * 3 + 32) / 6), rel=1e-3)
+    assert effective_bits(mixed, shape, 10**7) == pytest.approx(((4 * 9 + 32) / 6, (4 * 3 + 32) / 6), rel=1e-3)
     plan = plan_of(record, 2)
     assert plan is not None and {a.layers for a in plan} == {tuple(range(2, 6))}
 

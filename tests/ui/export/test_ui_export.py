@@ -12,6 +12,7 @@ import pytest
 from kvq_core.analysis.context_growth import growths
 from kvq_core.analysis.plans import shape_of
 from kvq_core.pipeline.examples import packaged_store
+from tests.support.growth_bits import effective_bits
 from tests.support.ui_record_factory import make_run
 from ui.figures.base import BLANK
 from ui.html.numbers import size
@@ -138,7 +139,7 @@ def test_a_basis_fades_in_a_long_context_wherever_it_is_shown():
     growth, shape = growths(record)[at], shape_of(record)
     fixed = 2 * (192 * 72 + 192 + 2 * 72)  # bytes a layer: basis, mean, scale and zero-point of 72 of 192 channels
     exact = 2 + 8 * fixed / (192 * 32_768)
-    assert growth.effective_bits(shape, 32_768) == pytest.approx((exact, 16), abs=1e-9)
+    assert effective_bits(growth, shape, 32_768) == pytest.approx((exact, 16), abs=1e-9)
     assert exact == pytest.approx(2.036, abs=5e-4)
     with gr.Blocks():
         view = dict(TABS)["Bits"]()
@@ -150,7 +151,7 @@ def test_a_basis_fades_in_a_long_context_wherever_it_is_shown():
     ):
         curve = {int(r["x"]): float(r["y"]) for r in rows if r["figure"] == "length" and r["series"] == "SVDq 2"}
         for tokens, bits in curve.items():
-            key, value = growth.effective_bits(shape, tokens)
+            key, value = effective_bits(growth, shape, tokens)
             assert bits == pytest.approx((key + value) / 2, abs=1e-3)
         assert curve[max(curve)] < 9.01  # keys at 2 bits beside values at 16
     [row] = [r for r in told["tables"]["extrapolation"] if r[0] == "SVDq 2"]
