@@ -22,23 +22,50 @@ def marks(figure: go.Figure) -> list[Mark]:
 
 
 def _marks(figure: go.Figure, trace: Any, scales: dict[str, Axis]) -> Iterator[Mark]:
+    if trace.hoverinfo == "skip":  # a front joins lanes' points and is none
+        return
     names = trace.xaxis or "x", trace.yaxis or "y"
     x, y = (scales[name] for name in names)
     titles, given = [_title(figure, name) for name in names], (coordinates(trace, "x"), coordinates(trace, "y"))
     across, up = places(x, given[0]), places(y, given[1])
     name = f"{_plain(trace.name)} · " if trace.name else ""
     if trace.type == "heatmap":
+        measured = _plain(figure.layout.coloraxis.colorbar.title.text or "")
         for row, cells in enumerate(heat(figure, trace)):
             for column, value in enumerate(cells):
                 if not math.isnan(value):
                     where = f"{titles[0]} {_said(given[0][column])}, {titles[1]} {_said(given[1][row])}"
-                    yield _mark(across[column], up[row], f"{name}{where}: {_said(value)}")
+                    yield _mark(across[column], up[row], f"{name}{where}: {_worth(measured, _said(value))}")
         return
     vertical = trace.type != "bar" or bar_axis(trace) == "x"
+    of, measured = titles if vertical else titles[::-1]
     for at, (px, py) in enumerate(zip(across, up, strict=True)):
         place, value = (given[0][at], given[1][at]) if vertical else (given[1][at], given[0][at])
         if isinstance(value, str) or not math.isnan(value):
-            yield _mark(px, py, f"{name}{titles[0 if vertical else 1]} {_said(place)}: {_said(value)}")
+            told = _told(trace, at, value)
+            where = f"{name}{_quantity(of)[0]} {_said(place)}"
+            yield _mark(px, py, where if told is None else f"{where}: {_worth(measured, told)}")
+
+
+def _told(trace: Any, at: int, value: Any) -> str | None:
+    """What a mark is worth, as the page's own hover has it: a point's text where its height is not its value (a 0 on a
+    logarithmic axis), None where its height says nothing (flips above their bars)."""
+    hover = trace.hovertemplate or ""
+    if trace.type != "scatter" or not hover or "%{y" in hover:
+        return _said(value)
+    return str(trace.text[at]) if "%{text}" in hover else None
+
+
+def _worth(title: str, value: str) -> str:
+    """A value between the quantity and the unit that a title names: "mean KLD, nats" is "mean KLD 0.2 nats"."""
+    quantity, unit = _quantity(title)
+    return f"{quantity} {value} {unit}"
+
+
+def _quantity(title: str) -> tuple[str, str]:
+    """Quantity and unit of a title, without what it says in brackets."""
+    quantity, _, unit = title.partition(" (")[0].partition(", ")
+    return quantity, unit
 
 
 def _title(figure: go.Figure, name: str) -> str:

@@ -101,7 +101,8 @@ def distortion_rate(record: Record, arrays: Arrays, what: str) -> go.Figure | No
             # points on top of one another stay visible as rings
             marker=symbols_of(record, index, 17 - 7 * rank / max(1, len(found) - 1), **_symbol(record, index)),
             customdata=[differs(record, index)],
-            hovertemplate=f"%{{x:.2f}} bits{declared}: {value:.3g}<br>%{{customdata}}<extra>{label_of(lane)}</extra>",
+            text=[f"{value:.3g}"],
+            hovertemplate=f"%{{x:.2f}} bits{declared}: %{{text}}<br>%{{customdata}}<extra>{label_of(lane)}</extra>",
         )
     whose = {"whole": "an element", "key": "a key element", "value": "a value element"}[asked.of]
     figure.update_xaxes(title_text=f"stored bits {whose}", range=[max(0, low - margin), high + margin])

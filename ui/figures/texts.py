@@ -47,7 +47,7 @@ def kld_strips(record: Record, arrays: Arrays, token: int) -> go.Figure | None:
             dots = _dots(tokens[at], 1.08 * top, label_of(lane), name, color_of(record, index), fill)
             figure.add_scatter(**dots, meta=of_lane(index), row=row, col=1)
         figure.update_yaxes(range=[0, 1.2 * top], nticks=3, row=row, col=1)
-    figure.update_yaxes(title_text="nats", row=1, col=1)
+    figure.update_yaxes(title_text="KLD, nats", row=1, col=1)
     figure.update_xaxes(showgrid=False)
     figure.update_xaxes(title_text="token of the followed text", row=len(lanes), col=1)
     figure.update_layout(showlegend=False, bargap=0.15)

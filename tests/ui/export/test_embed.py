@@ -57,8 +57,22 @@ def test_what_a_mark_says_is_what_is_drawn_there():
     heat = arrays["lane/0/key_error"]
     assert len(cells) == 3 * np.asarray(heat).size
     for x, y, said in cells[:3]:
-        layer, head, value = re.search(r"layer (\d+), .*?(\d+): (.*)", said).groups()
+        layer, head, value = re.search(r"layer (\d+), .*?(\d+): ‖ΔK‖/‖K‖ (.*) %", said).groups()
         assert float(value) == pytest.approx(100 * float(heat[int(layer), int(head)]), rel=1e-2), (x, y, said)
+
+
+@pytest.mark.parametrize("view", ["rate", "kld"])
+def test_a_mark_is_a_lanes_own_and_names_quantity_and_unit(view):
+    record, arrays = make_run(lanes=3)
+    none = record.lanes[0].metrics.model_copy(update={"kld_mean": 0.0})
+    exact = record.lanes[0].model_copy(update={"metrics": none})
+    figure = VIEWS[view].draw(record.model_copy(update={"lanes": [exact, *record.lanes[1:]]}), arrays)
+    found = [said for *_, said in marks(figure)]
+    assert not any(said.startswith("Pareto front") for said in found), "its corners lie on the lanes' points"
+    flips = [said for said in found if ", flip" in said]
+    assert all(re.search(r": (mean )?KLD [\d.e-]+ nats$", said) for said in found if said not in flips)
+    assert not any("nats" in said for said in flips), "how high they stand is no value"
+    assert bool(flips) == (view == "kld") and (view == "kld" or found[0].endswith(": mean KLD 0 nats"))
 
 
 def test_a_label_is_no_markup_and_no_end_of_the_script():

@@ -50,6 +50,6 @@ def test_no_flips_are_drawn_at_0_and_told_as_0():
     ticks = dict(zip(figure.layout.yaxis.ticktext, figure.layout.yaxis.tickvals, strict=True))
     none, one = (trace for trace in figure.data if trace.mode == "markers")
     assert none.y[0] == ticks["0"] < one.y[0] and min(at for name, at in ticks.items() if name != "0") > none.y[0]
-    assert "bits: 0<" in none.hovertemplate and "bits: 1.59<" in one.hovertemplate
+    assert none.text == ("0",) and one.text == ("1.59",) and "bits: %{text}<" in none.hovertemplate
     record.lanes[0].metrics.flip_rate = 0.5
     assert "0" not in distortion_rate(record, arrays, "flips").layout.yaxis.ticktext
