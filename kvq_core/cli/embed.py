@@ -16,12 +16,13 @@ EXAMPLES = (
     "python -m kvq_core embed 0123456789abcdef --view kld > kld.html\n"
     "  python -m kvq_core embed 0123456789abcdef --view rate --link https://example.org > rate.html"
 )
+NAMES = "kld, rate, rate-flips, rate-keys, rate-values, rate-output, confidence, bytes, keys, values or rank"
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN_ID", help="id of a stored run, or of one that ships")
-    parser.add_argument("--view", default="kld", help="which figure: kld, rate, bytes, keys, values or rank (kld)")
+    parser.add_argument("--view", default="kld", help=f"which figure: {NAMES} (kld)")
     parser.add_argument("--link", default="", help="address that its title leads to")
     parser.set_defaults(command=embed, at_once=lambda arguments: True)
 

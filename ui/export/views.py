@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from ui.figures import damage_grid, distortion_rate, effective_rank, kld_strips, stored_bytes
+from ui.figures import confidence, damage_grid, distortion_rate, effective_rank, kld_strips, stored_bytes
 from ui.html.escape import safe
 
 
@@ -34,16 +34,26 @@ def _error_of(kind: Literal["key", "value"]) -> Picture:
     return Picture(f"Relative {kind} error", "Layer by KV head, at the end of the run.", partial(_error, kind))
 
 
+def _rate_of(what: str, title: str, words: str = "Low and left is better.") -> Picture:
+    return Picture(title, words, lambda record, arrays: distortion_rate(record, arrays, what))
+
+
+GAUSSIAN = "Low and left is better. Grey: a Gaussian source with the captured covariance."
 VIEWS = {
     "kld": Picture(
         "KLD of every token",
         "Dots: flips; rings: flips near a tie of the reference.",
         lambda record, arrays: kld_strips(record, arrays, 0),
     ),
-    "rate": Picture(
-        "Distance against bits",
-        "Low and left is better.",
-        lambda record, arrays: distortion_rate(record, arrays, "kld"),
+    "rate": _rate_of("kld", "Distance against bits"),
+    "rate-flips": _rate_of("flips", "Flips against bits"),
+    "rate-keys": _rate_of("key", "Key error against bits", GAUSSIAN),
+    "rate-values": _rate_of("value", "Value error against bits", GAUSSIAN),
+    "rate-output": _rate_of("output", "Error of the attention output against bits"),
+    "confidence": Picture(
+        "KLD where the reference is unsure, and where it is sure",
+        "Mean of the positions in five buckets of its top probability.",
+        confidence,
     ),
     "bytes": Picture(
         "Stored bytes",

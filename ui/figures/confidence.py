@@ -56,7 +56,6 @@ def _line(figure: go.Figure, label: str, index: int | None, line: dict[str, Any]
         mode="lines+markers",
         line=line,
         meta={} if index is None else of_lane(index),
-        showlegend=index is None,
         hovertemplate="top probability %{x}<br>mean KLD %{y:.3g} nats<br>%{text}" + f"<extra>{label}</extra>",
     )
 

@@ -5,6 +5,11 @@ from ui.html.escape import safe
 EMBEDDED = {
     "kld-strips": "kld",
     "rate-kld": "rate",
+    "rate-flips": "rate-flips",
+    "rate-key": "rate-keys",
+    "rate-value": "rate-values",
+    "rate-output": "rate-output",
+    "confidence": "confidence",
     "bytes": "bytes",
     "grid-key": "keys",
     "grid-value": "values",
@@ -13,10 +18,11 @@ EMBEDDED = {
 TAKEN = (("png", "PNG"), ("svg", "SVG"), ("csv", "CSV"), ("parquet", "Parquet"))
 
 
-def menu_html(figure: str, title: str) -> str:
+def menu_html(figure: str, title: str, embeds: bool = True) -> str:
+    """``embeds``: not where a picker has the figure show what no frame would."""
     buttons = "".join(f'<button type="button" data-take="{what}">{name}</button>' for what, name in TAKEN)
-    if figure in EMBEDDED:
-        code = f'data-take="embed" data-embed="{EMBEDDED[figure]}"'
+    if embeds and figure in EMBEDDED:
+        code = f'data-take="embed" data-embed="{EMBEDDED[figure]}" aria-live="polite"'
         buttons += f'<button type="button" {code}>Copy embed code</button>'
     return (
         f'<details class="figure-menu" data-figure-menu="{figure}"><summary aria-label="Take away: {safe(title)}" '

@@ -57,7 +57,7 @@ class Slot:
         else:
             found.for_each_trace(lambda trace: trace.update(showlegend=False), lambda trace: lane_of(trace) is not None)
             note = safe(self.note)
-            head += menu_html(self.name, title)
+            head += menu_html(self.name, title, self.name not in drawn.titles)
             body = (
                 f'<div class="plot" id="plot-{self.name}" style="min-height:{found.layout.height:.0f}px">'
                 f"<div hidden>{escape(found.to_json() or '', quote=False)}</div></div>"

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from starlette.requests import Request
 
+from kvq_core.cli.embed import NAMES
 from kvq_core.cli.main import main as cli
 from kvq_core.errors import SpecError
 from kvq_core.pipeline.examples import example_ids, packaged_store
@@ -27,8 +28,12 @@ from ui.export.hover import marks
 from ui.export.picture import png_card
 from ui.export.svg import svg
 from ui.export.views import VIEWS
+from ui.html.figure_menu import EMBEDDED
+from ui.selection import Selection
 from ui.server.embeds import Embeds
 from ui.service.services import Services
+from ui.views.damage import compute as where
+from ui.views.view import Slot
 
 SHIPPED = [run.id for run in packaged_store().list()]
 
@@ -73,6 +78,25 @@ def test_a_mark_is_a_lanes_own_and_names_quantity_and_unit(view):
     assert all(re.search(r": (mean )?KLD [\d.e-]+ nats$", said) for said in found if said not in flips)
     assert not any("nats" in said for said in flips), "how high they stand is no value"
     assert bool(flips) == (view == "kld") and (view == "kld" or found[0].endswith(": mean KLD 0 nats"))
+
+
+def test_every_picture_is_offered_by_the_menu_of_its_figure_and_named_by_the_command():
+    assert sorted(EMBEDDED.values()) == sorted(VIEWS) == sorted(re.split(", | or ", NAMES))
+
+
+def test_a_menu_offers_no_frame_of_what_a_picker_shows_in_its_figures_place():
+    at, slot = Selection(0, 0, 1), Slot("grid-key", "Keys")
+    record, arrays = make_run(lanes=2)
+    assert "data-embed" in slot.html(where(record, arrays, at, "relative", False))
+    menu = slot.html(where(record, arrays, at, "score", False))
+    assert "data-take" in menu and "data-embed" not in menu
+
+
+@pytest.mark.parametrize("view", ["confidence", "rate-output"])
+def test_a_picture_names_its_lanes(view):
+    record, arrays = make_run(lanes=3)
+    text = svg(VIEWS[view].draw(record, arrays))
+    assert all(lane.label in text for lane in record.lanes)
 
 
 def test_a_label_is_no_markup_and_no_end_of_the_script():
