@@ -149,3 +149,24 @@ def test_a_point_opens_its_lanes_card_and_a_figure_is_taken_away_by_its_menu(pag
     )
     code = page.evaluate("navigator.clipboard.readText()")
     assert f'src="{acting}/embed?run={RUN}&view=rate"' in code
+    page.wait_for_function("!document.querySelector('[data-figure-menu=rate-kld]').open")
+    assert menu.locator("[data-take=embed]").text_content() == "Copy embed code"
+
+
+@pytest.mark.parametrize(("view", "figure"), [("Rate–distortion", "rate-flips"), ("Text", "kld-strips")])
+def test_code_that_embeds_a_figure_cuts_nothing_of_it_and_is_copied_without_a_clipboard(page, view, figure):
+    open_view(page, view)
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined, configurable: true })")
+    page.evaluate("document.addEventListener('copy', () => (window.copiedText = document.activeElement.value))")
+    menu = page.locator(f"[data-figure-menu={figure}]")
+    menu.locator("summary").click()
+    menu.locator("[data-take=embed]").click()
+    page.wait_for_function("window.copiedText?.startsWith('<iframe')")
+    code = page.evaluate("window.copiedText")
+    framed = page.context.new_page()
+    framed.set_content(code)
+    frame = framed.wait_for_selector("iframe").content_frame()
+    frame.wait_for_selector("svg")
+    assert frame.evaluate("document.documentElement.scrollHeight - innerHeight") == 0
+    framed.close()
+    page.evaluate("delete navigator.clipboard; delete window.copiedText")

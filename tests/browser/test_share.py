@@ -18,7 +18,7 @@ from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL, parse_spec
 from kvq_core.store.store import open_store
 from tests.browser.conftest import served_here, visits
-from tests.browser.pages import open_sharing
+from tests.browser.pages import open_sharing, open_view
 from tests.browser.test_page import FACTS, filled_in, run
 from tests.browser.test_training import ask_for_codebooks
 from tests.support.ui_record_factory import make_run
@@ -127,16 +127,28 @@ def test_a_public_run_is_its_makers_until_it_is_shared(public, open_page):
     mine.goto(link)
     open_sharing(mine)
     mine.wait_for_selector("#private >> visible=true")
+    assert embed_offer(mine) == ("Embed code: share the run first", False), "a frame would say that there is none"
     stranger = open_page(link)
     stranger.wait_for_selector("#status .notice.bad")
     assert "has not shared it" in stranger.locator("#status").inner_text()
     mine.locator("#share-listed input").check()
     mine.locator("#share-run").click()
     mine.wait_for_selector("#private", state="hidden")
+    assert embed_offer(mine) == ("Copy embed code", True)
     stranger = open_page(link)
     stranger.wait_for_selector("#share textarea", state="attached")
     assert f"run={link.split('run=')[1]}" in stranger.locator("#shared a").first.get_attribute("href")
     assert open_store(folder).shared(link.split("run=")[1]) == "listed"
+
+
+def embed_offer(page) -> tuple[str, bool]:
+    """What a figure's menu says of its embed code, and whether that can be pressed."""
+    open_view(page, "Rate–distortion")
+    page.locator("[data-figure-menu=rate-kld] summary").click()
+    offer = page.locator("[data-figure-menu=rate-kld] [data-take=embed]")
+    found = offer.inner_text(), offer.is_enabled()
+    page.keyboard.press("Escape")
+    return found
 
 
 @pytest.mark.long("page", sample=0)

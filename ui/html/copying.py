@@ -2,9 +2,23 @@
 
 from ui.html.escape import safe
 
-# For gr.HTML(js_on_load=...): one listener for whatever the element comes to hold. A frame may forbid the clipboard's
-# own interface; selecting and copying works there. A picture is drawn at twice its size for sharp text.
-COPY_JS = """
+# Whether a text was copied. A frame may forbid the clipboard's own interface, and plain http on a network has none:
+# selecting and copying works there, of the text's own field or of one for the moment.
+COPIED = """async (text, field) => {
+  try { await navigator.clipboard.writeText(text); return true; }
+  catch {
+    const box = field ?? document.body.appendChild(Object.assign(document.createElement("textarea"), {value: text}));
+    box.select();
+    const copied = document.execCommand("copy");
+    if (!field) box.remove();
+    return copied;
+  }
+}"""
+# For gr.HTML(js_on_load=...): one listener for whatever the element comes to hold. A picture is drawn at twice its size
+# for sharp text.
+COPY_JS = (
+    f"const copied = {COPIED};"
+    + """
 element.addEventListener("click", async (event) => {
   const button = event.target.closest("button.copy, button.png");
   if (!button) return;
@@ -18,12 +32,12 @@ element.addEventListener("click", async (event) => {
     return;
   }
   const field = button.closest(".copybox").querySelector("textarea");
-  try { await navigator.clipboard.writeText(field.value); }
-  catch { field.select(); document.execCommand("copy"); }
+  await copied(field.value, field);
   button.textContent = "Copied";
   setTimeout(() => { button.textContent = "Copy"; }, 2000);
 });
 """
+)
 # The address bar follows what is shown: a box that stands for the page's own state names its query.
 FOLLOW_JS = """(html) => {
   const box = new DOMParser().parseFromString(html || "", "text/html").querySelector("[data-follow]");

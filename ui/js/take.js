@@ -1,10 +1,41 @@
   // One figure is taken away by its own menu: as an image, drawn here; as numbers, which the server writes; or as code
   // that embeds it elsewhere.
-  const frame = (view, title) => {
+  const FRAME = 760; // px, its width
+  const addressOf = (view) => {
     const root = window.gradio_config?.root ?? location.origin;
-    const run = document.querySelector("#legend [data-run]")?.dataset.run ?? "";
-    return `<iframe src="${root}/embed?run=${run}&view=${view}" title="${title.replaceAll('"', "&quot;")}" width="760" height="420" loading="lazy" style="border:0"></iframe>`;
+    return `${root}/embed?run=${document.querySelector("#legend [data-run]")?.dataset.run ?? ""}&view=${view}`;
   };
+  // What a frame shows is as high as it is drawn: once out of sight, so that nothing of it is cut.
+  const frame = async (view, title) => {
+    const src = addressOf(view);
+    const answer = await fetch(src);
+    if (!answer.ok) throw new Error(answer.status);
+    const drawn = Object.assign(document.createElement("iframe"), { width: FRAME, height: 1, srcdoc: await answer.text() });
+    drawn.style.cssText = "position: fixed; visibility: hidden; border: 0";
+    await new Promise((loaded) => {
+      drawn.onload = loaded;
+      document.body.append(drawn);
+    });
+    const height = drawn.contentDocument.documentElement.scrollHeight;
+    drawn.remove();
+    return `<iframe src="${src}" title="${title.replaceAll('"', "&quot;")}" width="${FRAME}" height="${height}" loading="lazy" style="border:0"></iframe>`;
+  };
+  const copyFrame = async (button, menu) => {
+    const [text, title] = [button.textContent, menu.parentElement.querySelector("h3").textContent];
+    const told = await frame(button.dataset.embed, title).then(copied).then((done) => (done ? "Copied" : "Not allowed to copy"), () => "Not drawn, try again");
+    button.textContent = told;
+    setTimeout(() => {
+      button.textContent = text;
+      menu.open = false;
+    }, 2000);
+  };
+  // A frame on another site opens what everybody may open.
+  document.addEventListener("toggle", ({ target }) => {
+    const button = target.matches?.("details.figure-menu[open]") && target.querySelector("[data-embed]");
+    if (!button) return;
+    button.disabled = Boolean(document.querySelector("#share [data-private]"));
+    button.textContent = button.disabled ? "Embed code: share the run first" : "Copy embed code";
+  }, true);
   const takeFigure = async (menu, as) => {
     const name = menu.dataset.figureMenu;
     if (as === "csv" || as === "parquet") return write("#take", JSON.stringify({ figure: name, as, at: performance.now() }));
@@ -22,13 +53,9 @@
       if (!open.contains(target)) open.open = false; // another one was opened, or the page was clicked
     }
     if (!menu) return;
-    if (button.dataset.take !== "embed") {
-      takeFigure(menu, button.dataset.take);
-      menu.open = false;
-      return;
-    }
-    const title = menu.parentElement.querySelector("h3").textContent;
-    navigator.clipboard.writeText(frame(button.dataset.embed, title)).then(() => (button.textContent = "Copied"), () => (button.textContent = "Not allowed to copy"));
+    if (button.dataset.take === "embed") return copyFrame(button, menu);
+    takeFigure(menu, button.dataset.take);
+    menu.open = false;
   });
   document.addEventListener("keydown", (event) => {
     const menu = event.key === "Escape" && event.target.closest?.("details.figure-menu[open]");

@@ -112,7 +112,8 @@ def _is_private(run: str, services: Services) -> bool:
 
 def _link_box(run: str, shown: dict[str, Any], request: gr.Request, hidden: bool) -> str:
     title = "Link to this run, for this browser alone" if hidden else "Link to this run"
-    return copy_box(title, link(run, request), follow=own_query(shown))
+    box = copy_box(title, link(run, request), follow=own_query(shown))
+    return f"<div data-private>{box}</div>" if hidden else box  # js/take.js asks
 
 
 def _copies(record: Record, arrays: dict[str, Any], request: gr.Request) -> str:

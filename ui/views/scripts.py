@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from ui.html.copying import COPIED
 from ui.html.tokens import dark_of, stops
 
 PARTS = (
@@ -35,6 +36,7 @@ _COLORS = {
     "SEQUENTIAL_DARK": stops("dark", "sequential"),
 }
 _GIVEN = [f"  const {name} = {json.dumps(value)};" for name, value in _COLORS.items()]
+_GIVEN += [f"  const copied = {COPIED};"]
 
 
 def part(name: str) -> str:
