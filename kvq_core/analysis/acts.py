@@ -12,6 +12,7 @@ import numpy as np
 
 from kvq_core.analysis.key_constants import constant_layers
 from kvq_core.analysis.plans import lane_of, shape_of
+from kvq_core.analysis.scored import has_steps
 from kvq_core.errors import KvqError, SpecError
 from kvq_core.methods import ModelShape, knobs, methods
 from kvq_core.record.arrays import Arrays, array
@@ -68,7 +69,9 @@ class Effect:
 
 def acts(record: Record, arrays: Arrays, index: int, place: Place) -> tuple[Act, ...]:
     """What may help lane ``index`` of a run at a place; nothing for a lane that quantizes nothing, or that this version
-    cannot build any more."""
+    cannot build any more, and nothing where no change could be compared."""
+    if not has_steps(record):
+        return ()
     lane = lane_of(record, index)
     if lane is None or not lane.quantizes or record.lanes[index].status != "done":
         return ()

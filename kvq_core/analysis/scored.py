@@ -6,11 +6,13 @@ from typing import Literal
 import numpy as np
 
 from kvq_core.record.arrays import Arrays
+from kvq_core.record.fields import Record
 
 At = int | Literal["noise", "kernel"]  # a lane by its index, or a floor
 P99, P999 = 99.0, 99.9  # percent
 TAIL_FROM = 10_000  # pooled positions from which ten lie beyond the 99.9th percentile; below, it is one or the other
 CONFIDENCE = 0.95  # of intervals
+UNSCORED = "the answer is one token, which the prompt alone decides, so nothing was scored; ask for 2 tokens or more"
 
 
 def pooled(arrays: Arrays, at: At, name: str) -> np.ndarray:
@@ -18,6 +20,11 @@ def pooled(arrays: Arrays, at: At, name: str) -> np.ndarray:
     empty where nothing was. What is not finite stays so."""
     parts = (arrays.get(f"lane/{at}/{place}{name}", ()) for place in ("turns_", ""))
     return np.concatenate([np.asarray(part, dtype=np.float64) for part in parts])
+
+
+def has_steps(record: Record) -> bool:
+    """Whether a token of the answer was fed, so that lanes were scored on the next one; else UNSCORED."""
+    return len(record.reference.token_ids) > 1
 
 
 @dataclass(frozen=True)

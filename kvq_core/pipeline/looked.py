@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvq_core.analysis.looks import LOOKED_AT, REPLAYED, Look
 from kvq_core.analysis.plans import lane_of
+from kvq_core.analysis.scored import UNSCORED, has_steps
 from kvq_core.capture.attention import SINKS
 from kvq_core.capture.distribution import QUANTILES
 from kvq_core.capture.plan import LOOKED
@@ -61,7 +62,7 @@ def held_maps(whole: Record, lanes: Sequence[int], layer: int) -> Replayed | Non
     of_run = READINGS.replay(whole.id)
     if not places or None in places or of_run is None or of_run.reference is None:
         return None
-    if layer not in of_run.reference[0].keys:
+    if layer not in of_run.reference[0].keys or not has_steps(whole):
         return None
     return replayed(of_run.reference, [place for place in places if place is not None], layer)
 
@@ -127,6 +128,8 @@ def spec_of_look(whole: Record, lanes: Sequence[int], layer: int) -> ComparisonS
     """What is asked then. Raises SpecError."""
     if not 0 <= layer < whole.environment.layers:
         raise SpecError(f"layer = {layer} does not exist; the model has layers 0 to {whole.environment.layers - 1}.")
+    if not has_steps(whole):
+        raise SpecError(f"Run {whole.id} has no step to look at: {UNSCORED}.")
     given = [lane_of(whole, at) for at in lanes]
     if not given or None in given:
         what = "No lane was given to look at; give at least one." if not given else "A lane of this run is gone here."

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvq_core.analysis.acts import Act, Effect
+from kvq_core.analysis.scored import UNSCORED, has_steps
 from kvq_core.record.fields import Record
 from ui.html.escape import safe
 from ui.html.numbers import percent, significant, size
@@ -36,7 +37,9 @@ def offers_html(record: Record, index: int, layer: int, offered: Sequence[Act]) 
         f"<small>{safe(act.because)}</small></button>"
         for act in offered
     )
-    none = '<p class="muted">Every change that is known to help here is a lane of this run.</p>'
+    known = "Every change that is known to help here is a lane of this run."
+    said = known if has_steps(record) else f"No change can be compared here: {UNSCORED}."
+    none = f'<p class="muted">{safe(said)}</p>'
     return (
         f'<div class="acts-box"><h2>What if <span>at layer {layer}</span></h2><label class="act-lane">'
         '<span>one thing changes in</span> <select id="act-lane" data-act-lane aria-label="Lane that is changed">'

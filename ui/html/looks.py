@@ -1,6 +1,7 @@
 """Maps that a run did not keep: how they are had, and how far a look afterwards is from what was recorded."""
 
 from kvq_core.analysis.looks import noise
+from kvq_core.analysis.scored import has_steps
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.html.escape import safe
@@ -12,7 +13,7 @@ LESS = 0.2  # of a lane's recorded KL, about what another size of the batch move
 def look_html(record: Record, arrays: Arrays, layer: int, head: int, missing: str, own: bool) -> str:
     """What is ``missing`` of a layer, with the button that has it computed; how the rest was had, where it is not the
     run's ``own``."""
-    if not record.lanes:
+    if not record.lanes or not has_steps(record):
         return ""
     told = "" if own else _from_memory(record, layer) or _noise(record, arrays, layer, head)
     if not missing:
@@ -27,7 +28,7 @@ def look_html(record: Record, arrays: Arrays, layer: int, head: int, missing: st
 def layers_html(record: Record, arrays: Arrays, name: str) -> str:
     """Which lanes joined later and lack an array of all layers that others have, so that figures leave them out; each
     with the button that has it looked at."""
-    measured = any(f"lane/{at}/{name}" in arrays for at in range(len(record.lanes)))
+    measured = has_steps(record) and any(f"lane/{at}/{name}" in arrays for at in range(len(record.lanes)))
     without = {
         at: lane.label
         for at, lane in enumerate(record.lanes)

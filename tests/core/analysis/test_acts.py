@@ -7,6 +7,8 @@ import torch
 from kvq_core.analysis.acts import Place, acts, effect, hottest_span, widened
 from kvq_core.analysis.plans import lane_of, shape_of
 from tests.support.ui_record_factory import LAYERS, make_run
+from ui.html.acts import offers_html
+from ui.html.looks import look_html, whole_layer
 
 PLACE = Place(layer=5, head=4, kv_head=1)
 
@@ -120,3 +122,14 @@ def test_a_layer_that_has_a_rule_of_its_own_is_offered_in_fp16_too(run):
     assert stored == set(range(shape.layers)) - {PLACE.layer}
     (wide,) = {a.rule.knobs["bits"] for a in found["layer-wide"].plan(shape) if PLACE.layer in a.layers}
     assert wide == 8
+
+
+def test_nothing_is_offered_nor_looked_at_where_nothing_was_scored():
+    record, arrays = make_run(lanes=2)
+    answer = record.reference
+    assert "data-act=" in look_html(record, arrays, 1, 0, whole_layer(1), False)
+    one = answer.model_copy(update={"token_ids": answer.token_ids[:1], "tokens": answer.tokens[:1]})
+    record = record.model_copy(update={"reference": one})
+    assert acts(record, arrays, 0, PLACE) == ()
+    assert "nothing was scored; ask for 2 tokens or more." in offers_html(record, 0, 5, ())
+    assert look_html(record, arrays, 1, 0, whole_layer(1), False) == ""

@@ -273,3 +273,10 @@ def test_a_reference_alone_is_no_map(model):
     assert held_maps(parent.record, [], 1) is None
     place = READINGS.replay(parent.record.id).reference
     assert replayed(place, [place], 0).arrays["lane/0/delta_map"].abs().max() == 0
+
+
+def test_an_answer_of_one_token_has_no_step_to_look_at(model):
+    record = run(model, max_new_tokens=1).record
+    with pytest.raises(SpecError, match="has no step to look at: the answer is one token, .* nothing was scored"):
+        look_at(record, 1)
+    assert with_maps(record, 1) is record and held_maps(record, [0], 1) is None
