@@ -12,7 +12,7 @@ from ui.export.views import VIEWS
 
 def main(argv: list[str] | None = None) -> int:
     """Print the page. The exit status is 2, with one line on stderr, where there is none."""
-    parser = argparse.ArgumentParser(prog="python -m ui.export", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m kvq_core embed", description=__doc__)
     parser.add_argument("run", metavar="RUN_ID", help="id of a stored run, or of one that ships")
     parser.add_argument("--view", choices=VIEWS, default="kld", help="which figure (kld)")
     parser.add_argument("--link", default="", help="address that its title leads to")

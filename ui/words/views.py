@@ -8,14 +8,18 @@ from kvq_core.record.fields import LaneRecord, Record
 from ui.figures.base import lanes_with
 from ui.figures.spectra import energy, is_centred, mean_share, spectrum
 from ui.figures.subspace import inside_share
-from ui.html.numbers import bits, percent, plural, significant
+from ui.html.numbers import bits, join_words, percent, plural, significant
 
 NOTHING = 'This run kept no captures; set capture.detail to "normal" to see them.'
 NOT_FITTING = "Captures of this many lanes do not fit into a stored run, so none were kept; compare fewer to see them."
 
 
 def nothing(record: Record) -> str:
-    """Why a view of captures is empty."""
+    """Why a view of captures is empty, but for what was looked at afterwards."""
+    looked = sorted({layer for look, _ in record.looks for layer in look.capture.layers})
+    if looked:
+        named = f"layer {looked[0]} was" if len(looked) == 1 else f"layers {join_words(looked)} were"
+        return f"This run kept no captures of its own; {named} looked at afterwards."
     if record.spec.get("capture", {}).get("detail") == "off":
         return NOTHING
     return f"This run has no captures. {blank_layers(record)}" if none_looked_at(record) else NOT_FITTING

@@ -21,6 +21,7 @@ from tests.support.tiny_models import tiny
 from ui.figures.subspace import _angles
 from ui.service.records import RecordCache
 from ui.service.replays import with_maps
+from ui.words.views import nothing
 
 ADDED = Lane(label="added", method="per_token", knobs={"bits": 2, "group_size": 8})
 STEPS = 23
@@ -280,3 +281,12 @@ def test_an_answer_of_one_token_has_no_step_to_look_at(model):
     with pytest.raises(SpecError, match="has no step to look at: the answer is one token, .* nothing was scored"):
         look_at(record, 1)
     assert with_maps(record, 1) is record and held_maps(record, [0], 1) is None
+
+
+def test_a_run_without_captures_says_what_was_looked_at(model):
+    parent = run(model, open_store(), capture={"detail": "off"}, max_new_tokens=4)
+    assert "kept no captures; set capture.detail" in nothing(parent.record)
+    for layer, told in ((1, "layer 1 was"), (2, "layers 1 and 2 were")):
+        list(looking_on(model, parent.record, [0, 1], layer, open_store()))
+        record, _ = RecordCache(open_store()).whole({"run": parent.record.id})
+        assert nothing(record) == f"This run kept no captures of its own; {told} looked at afterwards."
