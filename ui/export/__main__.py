@@ -1,4 +1,4 @@
-"""``python -m ui.export RUN --view V > file.html``: one figure of a stored run as a page that needs no server."""
+"""One figure of a stored run as a page that needs no server: what ``python -m kvq_core embed`` hands over to."""
 
 import argparse
 import sys

@@ -146,6 +146,9 @@ def test_the_command_writes_the_page_or_one_line(capsys):
     assert main(["0" * 16]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and len(err.splitlines()) == 1
+    with pytest.raises(SystemExit):
+        main([SHIPPED[0], "--view", "none"])
+    assert capsys.readouterr().err.startswith("usage: python -m kvq_core embed "), "the command that was typed"
 
 
 @pytest.mark.long("page", sample=0)
