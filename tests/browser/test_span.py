@@ -255,6 +255,21 @@ def test_the_worst_tokens_are_walked_by_keys_and_each_says_why(quick, open_page)
     assert serious(page) == []
 
 
+def test_the_worst_tokens_are_of_lanes_that_are_on(quick, open_page):
+    record, arrays = SHIPPED
+    worst = sorted(range(len(record.lanes)), key=lambda at: -float(arrays[f"lane/{at}/kld"].mean()))
+    page = opened(open_page, f"{quick}/?run={record.id}&off={worst[0]}")
+    pick, shown = page.locator("#worst-lane"), "#worst-lane option:not([hidden])"
+    page.wait_for_function("n => document.querySelector('#worst-lane').value == n", arg=str(worst[1]))
+    assert page.locator(shown).count() == len(record.lanes) - 1
+    page.locator("[data-worst='1']").click()
+    assert f"in {record.lanes[worst[1]].label}:" in page.locator(".along-why").inner_text()
+    page.locator(f"[data-switch='{worst[1]}']").click()
+    assert pick.input_value() == str(worst[2]) and page.locator(".along-why").inner_text() == ""
+    page.locator("[data-lanes=all]").click()
+    assert pick.input_value() == str(worst[0]) and page.locator(shown).count() == len(record.lanes)
+
+
 def serious(page) -> list:
     found = Axe().run(page).response["violations"]
     return [

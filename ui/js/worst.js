@@ -1,24 +1,28 @@
   // The worst tokens of a lane, one after the other: each is selected with the layer and head that its damage is
   // largest in, and a line says why. n and p go on and back.
   const WHERE = { 1: ["attention KL", "nats"], 0: ["mean |Δ score|", ""] };
-  let rank = null; // { of, at, said }: which list, the place in it, and the line about it
-  const worstLane = () => Number(document.getElementById("worst-lane")?.value);
+  let rank = null; // { of, run, lane, at, said }: which list, the place in it, and the line about it
+  const worstLane = () => Number(document.getElementById("worst-lane")?.value || NaN);
   // Of some lanes the one that lost most: what is opened with.
   const worstOf = (lanes) => {
     if (!read) return lanes[0];
     const found = figuresNow().lanes;
     return lanes.reduce((worst, lane) => ((found[lane]?.kld_mean ?? -1) > (found[worst]?.kld_mean ?? -1) ? lane : worst), lanes[0]);
   };
-  // Its choices are written anew with every lane that joins the run: what was chosen stays.
+  // Its choices are written anew with every lane that joins the run: what was chosen, or is walked, stays. A lane that is
+  // switched off is none of them.
   let worstChosen = null; // { run, lane, kind }
   const worstReady = () => {
     const [pick, kind] = ["worst-lane", "worst-kind"].map((id) => document.getElementById(id));
-    if (!pick?.options.length) return;
-    const lanes = [...pick.options].map(({ value }) => Number(value));
+    if (!read || !pick?.options.length) return;
+    for (const option of pick.options) option.hidden = option.disabled = off.has(Number(option.value));
+    const lanes = [...pick.options].filter(({ hidden }) => !hidden).map(({ value }) => Number(value));
+    if (rank?.run !== read.run || off.has(rank.lane)) rank = null;
     const chosen = worstChosen?.run === read.run && lanes.includes(worstChosen.lane) ? worstChosen : null;
-    pick.value = chosen?.lane ?? worstOf(lanes);
+    pick.value = lanes.length ? (chosen?.lane ?? rank?.lane ?? worstOf(lanes)) : "";
     if (chosen) kind.value = chosen.kind;
-    if (rank?.of.startsWith(`${read.run} `)) document.querySelector(".along-why").textContent = rank.said;
+    const told = document.querySelector(".along-why");
+    if (told.textContent !== (rank?.said ?? "")) told.textContent = rank?.said ?? "";
   };
   document.addEventListener("change", ({ target }) => {
     if (!read || !target.matches?.("#worst-lane, #worst-kind")) return;
@@ -59,8 +63,12 @@
   const goWorst = (by) => {
     if (!read) return;
     const [lane, kind] = [worstLane(), document.getElementById("worst-kind").value];
-    const list = worstTokens(lane, kind);
     const told = document.querySelector(".along-why");
+    if (!read.lanes[lane]) {
+      told.textContent = "Every lane is switched off: switch one on.";
+      return;
+    }
+    const list = worstTokens(lane, kind);
     if (!list.length) {
       told.textContent = `No such token in ${read.lanes[lane].label}${span ? ` from ${tokenWords(...span)}` : ""}: choose others.`;
       return;
@@ -69,7 +77,7 @@
     const at = rank?.of === of ? (rank.at + by + list.length) % list.length : by > 0 ? 0 : list.length - 1;
     const token = list[at];
     const { where } = read.lanes[lane];
-    rank = { of, at, said: whyWorst(lane, token, at + 1, list.length) };
+    rank = { of, run: read.run, lane, at, said: whyWorst(lane, token, at + 1, list.length) };
     told.textContent = rank.said;
     window.kvq.mark(token);
     outline();
