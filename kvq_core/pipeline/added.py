@@ -26,7 +26,7 @@ from kvq_core.pipeline.compare import save_finished, stored
 from kvq_core.pipeline.prompt import script
 from kvq_core.pipeline.state import Run
 from kvq_core.record.fields import RESULTS_VERSION, Record
-from kvq_core.spec import Capture, ComparisonSpec, Lane, parse_spec
+from kvq_core.spec import Capture, ComparisonSpec, Lane, labelled, parse_lane, parse_spec
 from kvq_core.store.store import Store, open_store
 
 EVERY = Capture(layers="all", detail="deep")
@@ -124,10 +124,10 @@ def spec_of(parent: Record, lanes: Sequence[Lane], about: str = "") -> Compariso
     asked = parse_spec({**parent.spec, "lanes": []})
     changes = {"capture": Capture(detail="off"), "floors": "storage"}
     changes |= {"notes": about, "free_text": False} if about else {}
-    given = [lane.model_dump(mode="json", exclude_defaults=True) for lane in lanes]
+    taken = [lane.get("label") or parse_lane(lane).default_label for lane in parent.spec["lanes"]]
+    given = [lane.model_dump(mode="json", exclude_defaults=True) for lane in labelled(lanes, taken)]
     told = asked.model_copy(update=changes).model_dump(mode="json")
-    every = parse_spec({**told, "lanes": [*parent.spec["lanes"], *given]}).lanes  # labels differ from the parent's
-    return asked.model_copy(update={**changes, "lanes": every[-len(given) :]})
+    return asked.model_copy(update={**changes, "lanes": parse_spec({**told, "lanes": given}).lanes})
 
 
 def check_followed(model: LoadedModel, parent: Record) -> None:

@@ -5,7 +5,15 @@ Imports methods, errors and complaints. Start at ``comparison``.
 """
 
 from kvq_core.spec.bundles import BUNDLES, bundle_lanes
-from kvq_core.spec.comparison import DEFAULT_MODEL, MAX_LANES, Capture, ComparisonSpec, Stress, canonical_json
+from kvq_core.spec.comparison import (
+    DEFAULT_MODEL,
+    MAX_LANES,
+    Capture,
+    ComparisonSpec,
+    Stress,
+    canonical_json,
+    labelled,
+)
 from kvq_core.spec.conversation import Message, Tool, tool_name
 from kvq_core.spec.functions import from_function
 from kvq_core.spec.lane import LANE_OPTIONS, Lane
@@ -49,6 +57,7 @@ __all__ = [
     "canonical_json",
     "from_function",
     "in_words",
+    "labelled",
     "layer_words",
     "parse_lane",
     "parse_placed",

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -158,19 +159,7 @@ class ComparisonSpec(Frozen):
 
     @model_validator(mode="after")
     def _label_lanes(self) -> Self:
-        labels: list[str] = []
-        for lane in self.lanes:
-            base = lane.label or lane.default_label
-            label, n = base, 2
-            while label in labels:
-                if lane.label:
-                    raise SpecError(f"Two lanes are labelled {base!r}; labels must differ.")
-                label, n = f"{base} ({n})", n + 1
-            labels.append(label)
-        named = tuple(
-            lane if lane.label == label else lane.model_copy(update={"label": label})
-            for lane, label in zip(self.lanes, labels, strict=True)
-        )
+        named = labelled(self.lanes)
         object.__setattr__(self, "lanes", named)
         return self
 
@@ -232,3 +221,19 @@ def _leave_out_defaults(said: dict[str, Any], rule: Rule) -> None:
     said.pop("knobs", None)
     if changed := make(rule.method, **rule.knobs).model_dump(mode="json", exclude_defaults=True):
         said["knobs"] = changed
+
+
+def labelled(lanes: Sequence[Lane], taken: Sequence[str] = ()) -> tuple[Lane, ...]:
+    """Lanes whose labels differ from one another's and from those that are ``taken``: one without a label gets its
+    default one, numbered. Raises SpecError for two that were given alike."""
+    labels, named = list(taken), list[Lane]()
+    for lane in lanes:
+        base = lane.label or lane.default_label
+        label, n = base, 2
+        while label in labels:
+            if lane.label:
+                raise SpecError(f"Two lanes are labelled {base!r}; labels must differ.")
+            label, n = f"{base} ({n})", n + 1
+        labels.append(label)
+        named.append(lane if lane.label == label else lane.model_copy(update={"label": label}))
+    return tuple(named)

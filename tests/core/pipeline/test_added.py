@@ -14,7 +14,7 @@ from kvq_core.pipeline.added import adding_on, captures_of, index_of, spec_of
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.why import _variants, spec_of_why, why_of
 from kvq_core.record.part import part_of
-from kvq_core.spec import Lane, parse_spec
+from kvq_core.spec import MAX_LANES, Lane, parse_spec
 from kvq_core.store.store import open_store
 from tests.core.pipeline.test_batches import KINDS, PROMPT, same
 from tests.support.tiny_models import tiny
@@ -130,6 +130,17 @@ def test_a_run_that_cannot_be_followed_here_is_refused_in_a_line(model, change, 
         told(adding_on(model, record, spec_of(record, [ADDED])))
     with pytest.raises(SpecError, match="at least one"):
         spec_of(record, [])
+
+
+def test_a_run_of_as_many_lanes_as_one_may_have_is_added_to_as_any(model):
+    few, more = told(compare_on(model, spec()))[0].record, [ADDED, Lane(**KINDS[0]), Lane(**KINDS[0])]
+    given = [lane.model_dump(mode="json", exclude_defaults=True) for lane in more]
+    together = parse_spec({**few.spec, "lanes": [*few.spec["lanes"], *given]}).lanes
+    assert spec_of(few, more).lanes == together[2:], "as they are called in one run: ids stay what they were"
+    full = few.model_copy(update={"spec": spec(lanes=[KINDS[0]] * MAX_LANES).model_dump(mode="json")})
+    assert [lane.label for lane in spec_of(full, more).lanes] == ["added", "KIVI (65)", "KIVI (66)"]
+    with pytest.raises(SpecError, match="Two lanes are labelled 'KIVI'"):
+        spec_of(full, [Lane(label="KIVI", **KINDS[1])])
 
 
 def test_what_is_held_is_its_owners_alone_and_makes_way(model, monkeypatch):
