@@ -7,6 +7,8 @@ import pytest
 from kvq_core.store.store import open_store
 from tests.browser.conftest import visits
 from tests.browser.pages import VIEWS, open_view
+from tests.browser.test_span import SHIPPED
+from tests.browser.test_span import opened as read_at_once
 from tests.support.ui_record_factory import make_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
@@ -162,3 +164,18 @@ def test_of_many_lanes_one_more_is_drawn_in_place_of_the_last(store_folder, serv
     page.locator("#legend [data-add]").first.click()
     page.wait_for_function("name => document.querySelector('#cards').innerText.includes(name + '\\n')", arg=asked)
     assert page.locator("#cards .answer").count() == 9
+
+
+def test_the_worst_tokens_are_of_lanes_that_are_on(quick, open_page):
+    record, arrays = SHIPPED
+    worst = sorted(range(len(record.lanes)), key=lambda at: -float(arrays[f"lane/{at}/kld"].mean()))
+    page = read_at_once(open_page, f"{quick}/?run={record.id}&off={worst[0]}")
+    pick, shown = page.locator("#worst-lane"), "#worst-lane option:not([hidden])"
+    page.wait_for_function("n => document.querySelector('#worst-lane').value == n", arg=str(worst[1]))
+    assert page.locator(shown).count() == len(record.lanes) - 1
+    page.locator("[data-worst='1']").click()
+    assert f"in {record.lanes[worst[1]].label}:" in page.locator(".along-why").inner_text()
+    page.locator(f"[data-switch='{worst[1]}']").click()
+    assert pick.input_value() == str(worst[2]) and page.locator(".along-why").inner_text() == ""
+    page.locator("[data-lanes=all]").click()
+    assert pick.input_value() == str(worst[0]) and page.locator(shown).count() == len(record.lanes)

@@ -16,7 +16,8 @@ from tests.support.span_figures import Span, span_figures, span_mean
 from tests.support.ui_record_factory import make_run
 from ui.figures.damage import damage_grid
 from ui.html.along_data import along_data, as_json
-from ui.html.numbers import percent, significant
+from ui.html.numbers import percent, plural, significant
+from ui.html.verdict import near_ties
 from ui.panels.welcome import home
 from ui.views.scripts import part
 
@@ -161,7 +162,29 @@ def says(page, first: int, last: int, width: int = 1280) -> None:
         assert page.locator(f"#card-{lane + 1} [data-number=verdict]").inner_text() == found.verdict.word
         table = f"#verdicts [data-of='{lane}'] td[data-number=flip_rate]:not([data-floor])"
         assert page.locator(table).text_content() == percent(found.flip_rate, 1)
+        if near_ties(record.lanes[lane]):
+            ties = f"{found.near_tie_flips} of {plural(found.flips, 'flip')} near a tie in the reference."
+            for place in (f"#card-{lane + 1}", f"#verdicts [data-of='{lane}']"):
+                assert page.locator(f"{place} [data-number=near_ties]").text_content() == (
+                    ties if found.flips else "No flips."
+                )
     assert f"span={first}-{last}" in page.url
+
+
+def test_what_is_of_a_span_and_what_of_the_whole_answer_is_said(quick, open_page):
+    page = opened(open_page, f"{quick}/?run={SHIPPED[0].id}&span=12-20")
+    open_view(page, "Rate–distortion")
+    added = "([place, part]) => getComputedStyle(document.querySelector(place), part).content"
+    csv = "[data-figure-menu=rate-kld] [data-take=csv]"
+    whole = {("#scorecard h2", "::after"): " · of the whole answer", (csv, "::after"): ", whole answer"}
+    for place, said in {**whole, (".answer .stats :has(> [data-number=size]) > span", "::before"): "own "}.items():
+        assert page.evaluate(added, list(place)) == f'"{said}"'
+    open_view(page, "Verdicts")
+    says(page, 12, 20)
+    page.keyboard.press("Escape")
+    page.wait_for_function("!document.querySelector('[data-whole]')")
+    assert page.locator("#card-1 [data-number=near_ties]").text_content() == near_ties(SHIPPED[0].lanes[0])
+    assert page.evaluate(added, ["#scorecard h2", "::after"]) == "none"
 
 
 @pytest.mark.long("page", sample=0)
@@ -253,21 +276,6 @@ def test_the_worst_tokens_are_walked_by_keys_and_each_says_why(quick, open_page)
     assert f"token {there[0]} " in page.locator(".along-why").inner_text()
     assert "it would write" in page.locator(".along-why").inner_text()
     assert serious(page) == []
-
-
-def test_the_worst_tokens_are_of_lanes_that_are_on(quick, open_page):
-    record, arrays = SHIPPED
-    worst = sorted(range(len(record.lanes)), key=lambda at: -float(arrays[f"lane/{at}/kld"].mean()))
-    page = opened(open_page, f"{quick}/?run={record.id}&off={worst[0]}")
-    pick, shown = page.locator("#worst-lane"), "#worst-lane option:not([hidden])"
-    page.wait_for_function("n => document.querySelector('#worst-lane').value == n", arg=str(worst[1]))
-    assert page.locator(shown).count() == len(record.lanes) - 1
-    page.locator("[data-worst='1']").click()
-    assert f"in {record.lanes[worst[1]].label}:" in page.locator(".along-why").inner_text()
-    page.locator(f"[data-switch='{worst[1]}']").click()
-    assert pick.input_value() == str(worst[2]) and page.locator(".along-why").inner_text() == ""
-    page.locator("[data-lanes=all]").click()
-    assert pick.input_value() == str(worst[0]) and page.locator(shown).count() == len(record.lanes)
 
 
 def serious(page) -> list:

@@ -16,7 +16,7 @@ from ui.html.escape import lane_tokens, reference_tokens, safe
 from ui.html.pieces import spans_of
 from ui.html.tables import COLUMNS, perplexity_rows, scorecard
 from ui.html.theme import properties, shades
-from ui.html.verdict import EXPLAINED, remarks, verdict
+from ui.html.verdict import EXPLAINED, near_ties, remarks, verdict
 from ui.words import overall
 
 NUMBERS = (
@@ -93,7 +93,7 @@ def _scores(record: Record, arrays: Arrays) -> str:
 def _answers(record: Record, arrays: Arrays, some: bool) -> str:
     cards = f'<div><h3>Full precision</h3><div class="tokens">{reference_tokens(record.reference.tokens)}</div></div>'
     for index, lane in enumerate(record.lanes):
-        about = (settings(lane), verdict(record, arrays, index).sentence, *remarks(lane))
+        about = (settings(lane), verdict(record, arrays, index).sentence, near_ties(lane), *remarks(lane))
         notes = "".join(f'<p class="mute">{safe(note)}</p>' for note in about if note)
         body = f"<h3>{safe(lane.label)}</h3>{notes}{_tokens(record, arrays, index)}"
         cards += f'<div class="lane-{record.number(index)}">{body}</div>'

@@ -13,7 +13,7 @@ from ui.html.escape import lane_tokens, numbered_tokens, prose, safe, shorten, s
 from ui.html.glossary import hint
 from ui.html.numbers import ABSENT, both_bits, percent, plural, significant
 from ui.html.pieces import spans_of, words_at
-from ui.html.verdict import cautions, verdict
+from ui.html.verdict import cautions, near_ties_html, verdict
 
 MAX_TITLED = 1200  # tokens of a run that carry their top-5 lists; about 300 KB
 CENTRED = {
@@ -57,12 +57,13 @@ def head(
     said: Sequence[str] = (),
     notes: Sequence[str] = (),
     answered: str = "",
+    last: str = "",
 ) -> str:
     """Title, badge (word, tone, explanation), numbers, what is said of them, and the method's notes, folded;
-    ``answered`` as ``tick`` gives it."""
+    ``answered`` as ``tick`` gives it, ``last`` as ``near_ties_html``."""
     word, tone, why = badge
     cells = "".join(f"<div>{_named(name)}<b{_number(name)}>{safe(value)}</b></div>" for name, value in stats)
-    told = "".join(f"<p class='remark'>{prose(sentence)}</p>" for sentence in said)
+    told = "".join(f"<p class='remark'>{prose(sentence)}</p>" for sentence in said) + last
     if notes:
         folded = "".join(f"<p class='remark'>{prose(note)}</p>" for note in notes)
         told += (
@@ -158,6 +159,7 @@ def lane_head(record: Record, arrays: Arrays, index: int) -> str:
         said,
         lane.notes,
         tick(record, lane.text),
+        near_ties_html(lane, "p class='remark'"),
     )
 
 

@@ -2,9 +2,10 @@
 
 from kvq_core.analysis.verdict import EXPLAINED, Verdict, verdict
 from kvq_core.record.fields import LaneRecord
+from ui.html.escape import safe
 from ui.html.numbers import plural
 
-__all__ = ["EXPLAINED", "Verdict", "cautions", "remarks", "verdict"]
+__all__ = ["EXPLAINED", "Verdict", "cautions", "near_ties", "near_ties_html", "remarks", "verdict"]
 
 
 def remarks(lane: LaneRecord) -> list[str]:
@@ -13,7 +14,7 @@ def remarks(lane: LaneRecord) -> list[str]:
 
 
 def cautions(lane: LaneRecord) -> list[str]:
-    """What of a lane was not quantized or counted, and which of its flips mean little."""
+    """What of a lane was not quantized or counted."""
     found = []
     m = lane.metrics
     if lane.memory and lane.memory.declared:
@@ -25,6 +26,17 @@ def cautions(lane: LaneRecord) -> list[str]:
         )
     if "partly_engaged" in lane.flags and m:
         found.append(f"Quantized in {plural(m.layers_quantized, 'layer')} only.")
-    if m and m.flips and m.near_tie_flips:
-        found.append(f"{m.near_tie_flips} of {plural(m.flips, 'flip')} near a tie in the reference.")
     return found
+
+
+def near_ties(lane: LaneRecord) -> str:
+    """How many of its flips mean little; "" where none."""
+    m = lane.metrics
+    said = f"{m.near_tie_flips} of {plural(m.flips, 'flip')} near a tie in the reference." if m and m.flips else ""
+    return said if m and m.near_tie_flips else ""
+
+
+def near_ties_html(lane: LaneRecord, tag: str) -> str:
+    """``near_ties`` in an element, which js/along.js writes anew while some tokens are brushed."""
+    said = near_ties(lane)
+    return f'<{tag}><span data-number="near_ties">{safe(said)}</span></{tag.split()[0]}>' if said else ""

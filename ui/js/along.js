@@ -14,6 +14,7 @@
     kld_mean: (f) => significant(f.kld_mean, 2),
     tail: (f) => significant(f.tail?.value, 2),
     flips: (f) => percent(f.flip_rate),
+    near_ties: (f) => (f.flips ? `${f.near_tie_flips} of ${plural(f.flips, "flip")} near a tie in the reference.` : "No flips."),
     flip_rate: (f) => percent(f.flip_rate, 1),
     above_floor: (f) => percent(f.above_floor),
     acceptance: (f) => percent(f.acceptance, 1),

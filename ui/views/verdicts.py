@@ -19,7 +19,7 @@ from ui.html.cards import tick
 from ui.html.escape import prose, safe
 from ui.html.glossary import hint
 from ui.html.numbers import ABSENT, join_words, percent, plural, significant
-from ui.html.verdict import EXPLAINED, remarks, verdict
+from ui.html.verdict import EXPLAINED, near_ties_html, remarks, verdict
 from ui.html.waterfall import ask_html, waterfall_html
 from ui.selection import Selection
 from ui.service.services import LANES, Services
@@ -120,6 +120,7 @@ def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
     table = _table(record, arrays, index) if lane.metrics else f'<p class="error">{safe(lane.error or "")}</p>'
     told = explain(record, arrays, index)
     because = "".join(f"<li>{prose(said)}</li>" for said in (found.sentence, *told.sentences, *remarks(lane)) if said)
+    because += near_ties_html(lane, "li")
     return (
         f'<section class="verdict lane-{record.number(index)}" data-of="{index}" '
         f'aria-label="Verdict of {safe(lane.label)}">'
