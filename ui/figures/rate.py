@@ -17,6 +17,9 @@ SYMBOLS: dict[tuple[str, ...], str] = {
 }  # of lanes that quantize one alone
 
 
+OVER_TOKENS = ("kld_mean", "flip_rate")  # what js/rates.js computes of some tokens, too
+
+
 @dataclass(frozen=True)
 class Distortion:
     """A measure: where it is in a lane's metrics, whose bits it is drawn against, and its reference curve."""
@@ -107,7 +110,8 @@ def distortion_rate(record: Record, arrays: Arrays, what: str) -> go.Figure | No
     whose = {"whole": "an element", "key": "a key element", "value": "a value element"}[asked.of]
     figure.update_xaxes(title_text=f"stored bits {whose}", range=[max(0, low - margin), high + margin])
     figure.update_layout(margin_l=72)  # ticks as long as 0.00001
-    return label_figure(figure, f"Scatter: {asked.title} against stored bits, one point a lane", opens=True)
+    spanned = {"rate": {"name": asked.name, "factor": asked.factor}} if asked.name in OVER_TOKENS else {}
+    return label_figure(figure, f"Scatter: {asked.title} against stored bits, one point a lane", opens=True, **spanned)
 
 
 def _front(figure: go.Figure, steps: list[tuple[float, float]]) -> None:
@@ -117,6 +121,7 @@ def _front(figure: go.Figure, steps: list[tuple[float, float]]) -> None:
         mode="lines",
         name="Pareto front",
         hoverinfo="skip",
+        meta={"front": True},
         showlegend=False,
         line={"color": REFERENCE, "width": 1.2, "shape": "hv", "dash": "dot"},
     )

@@ -250,6 +250,7 @@
     const { span: how } = figure.layout.meta ?? {};
     const layout = how ? { ...figure.layout, dragmode: "select", selectdirection: how.axis === "x" ? "h" : "v", selections: [] } : figure.layout;
     if (!span || !read) return { ...figure, layout };
+    if (layout.meta?.rate) return rated({ ...figure, layout }, figuresNow().lanes);
     return meant({ ...figure, layout: how ? zoomed(layout, how) : layout });
   };
   const zoomed = (layout, { axis, of }) => {

@@ -131,7 +131,7 @@
     await heighten(node);
     if (node.parentElement) node.parentElement.style.minHeight = `${node._fullLayout.height}px`;
     node.parentElement?.classList.toggle("behind", drawing.json !== drawing.drawn);
-    const follows = layout.meta?.span || data.some((trace) => trace.meta?.steps);
+    const follows = layout.meta?.span || layout.meta?.rate || data.some((trace) => trace.meta?.steps);
     node.parentElement?.classList.toggle("of-whole", Boolean(span) && !follows);
     node.setAttribute("role", "img");
     node.setAttribute("aria-label", layout.meta?.label ?? "");

@@ -26,7 +26,7 @@ PARTS = (
         "study",
         "lists",
     ),
-    *("decide", "numbers", "interval", "span", "along", "worst", "words", "replay", "page"),
+    *("decide", "numbers", "interval", "span", "rates", "along", "worst", "words", "replay", "page"),
 )
 _COLORS = {
     "DARK": dark_of(),
