@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from kvq_kernels.blocks import ALIGNED, BlockForm, Dense
@@ -103,15 +104,26 @@ class BlockPool(Blocks):
         more = max(wanted - self.blocks, self.blocks // 8)
         fresh = torch.zeros(more, self.matrices, self.form.nbytes, dtype=torch.uint8, device=self.device)
         self._held.append(fresh)
-        first = (fresh.data_ptr() - self._held[0].data_ptr()) // ALIGNED if fresh.device.type != "meta" else 0
         while self.blocks + more >= len(self._table):  # one place more than blocks is read ahead
             self._table = torch.cat([self._table, torch.zeros_like(self._table)])
-        step = self.matrices * self.form.nbytes // ALIGNED
-        self._table[self.blocks : self.blocks + more] = torch.arange(more, device=self.device) * step + first
+        self._enter(self.blocks, fresh)
         self.blocks += more
 
 
 class RowBlocks(Blocks):
+    def _enter(self, start: int, segment: Tensor) -> None:
+        """Where a segment lies, whose first block is ``start``, into the table."""
+        first = (segment.data_ptr() - self._held[0].data_ptr()) // ALIGNED if segment.device.type != "meta" else 0
+        step = self.matrices * self.form.nbytes // ALIGNED
+        places = torch.arange(len(segment), device=segment.device) * step + first
+        self._table[start : start + len(segment)] = places
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy: its segments lie elsewhere."""
+        self.__dict__.update(state)
+        for start, segment in self._segments():
+            self._enter(start, segment)
+
     """The records of ``matrices`` matrices of a pool, from the ``first`` on."""
 
     def __init__(self, pool: BlockPool, first: int, matrices: int):

@@ -21,17 +21,14 @@ def join(stores: Sequence[Store]) -> Store:
     norms = [s.norms for s in stores if s.norms is not None]
     together = torch.cat(norms) if norms else None
     whole = Store(first.layout, pool, sink, ring, widest, lengths, together, None, first.path, rows=list(stores))
-    row = matrix = 0
+    matrix = 0
     for store in stores:
-        rows, matrices = store.sink.shape[0], store.pool.matrices
-        blocks = RowBlocks(pool, matrix, matrices)
+        blocks = RowBlocks(pool, matrix, store.pool.matrices)
         if store.packed_tokens:
             blocks.write(0, store.pool.read(store.packed_tokens))
         store.pool = blocks
-        store.sink, store.ring = whole.sink[row : row + rows], whole.ring[row : row + rows]
-        here = slice(matrix, matrix + matrices)
-        store.widest, store.lengths = whole.widest[here], whole.lengths[here]
-        row, matrix = row + rows, matrix + matrices
+        matrix += blocks.matrices
+    whole.lend()
     return whole
 
 

@@ -6,7 +6,7 @@ there never moves; ``nbytes`` are the bytes of the tokens held, ``allocated`` th
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from kvq_kernels.blocks import BlockForm, Dense
@@ -217,6 +217,24 @@ class Store:
         parts = [self.sink, self.ring, self.widest, self.lengths] + ([] if self.norms is None else [self.norms])
         parts += [tensor for each in self.scratch.values() for tensor in each]
         return self.pool.nbytes + sum(t.numel() * t.element_size() for t in parts)
+
+    def lend(self) -> None:
+        """Let its rows lie in this memory, one after another."""
+        row = matrix = 0
+        for store in self.rows:
+            rows, matrices = store.sink.shape[0], store.pool.matrices
+            store.sink, store.ring = self.sink[row : row + rows], self.ring[row : row + rows]
+            here = slice(matrix, matrix + matrices)
+            store.widest, store.lengths = self.widest[here], self.lengths[here]
+            row, matrix = row + rows, matrix + matrices
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, which needs no kernel's scratch."""
+        return self.__dict__ | {"scratch": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.lend()  # copied one by one, rows lie by themselves
 
     def _tell(self) -> None:
         """The lengths to the device."""

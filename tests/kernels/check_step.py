@@ -1,6 +1,8 @@
 """Decode steps as a whole: attention over a cache and a new token, which the same launches enter and pack, against a
 cache worked out anew in numpy and against the reference, bit for bit."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -145,6 +147,22 @@ def test_what_entered_since_a_mark_is_forgotten(kind, device):
     for one, other in zip(marked, plain, strict=True):
         assert torch.equal(one.dense(), other.dense()) and torch.equal(one.lengths, other.lengths)
         assert torch.equal(one.pool.read(one.packed_tokens).codes, other.pool.read(other.packed_tokens).codes)
+
+
+@pytest.mark.parametrize("kind", ["kivi", "innerq"])
+def test_a_copy_answers_as_what_it_is_of_and_goes_its_own_way(kind, device, monkeypatch):
+    monkeypatch.setattr("kvq_kernels.launch.REGISTERS", 65536 // 8)
+    x = [keys_with_traps(1, 1, 400, 32, device=device) for _ in SIDES]
+    stores = filled(kind, x, 100, torch.ones(1, 1, 1, 32, device=device).half())
+    for store, part in zip(stores, x, strict=True):
+        store.extend(part[..., 100:399, :])
+    assert all(len(store.pool.segments) > 1 for store in stores)
+    q = torch.randn(1, 2, 1, 32, device=device).half() * 0.3
+    fresh, copies = [part[..., 399:, :].half() for part in x], copy.deepcopy(stores)
+    ran = [decode_step(q, *fresh, *each, 0.2, path) for each, path in ((copies, "triton"), (stores, "torch"))]
+    assert (ran[0] - ran[1]).norm() < 2e-3 * ran[1].norm()
+    for one, other in zip(copies, stores, strict=True):
+        assert torch.equal(one.dense(), other.dense()) and torch.equal(one.lengths, other.lengths)
 
 
 @pytest.mark.gpu
