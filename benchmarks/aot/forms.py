@@ -12,7 +12,8 @@ import torch
 from kvq_kernels.attention import decode_attention
 from kvq_kernels.grouped import Axis, Grid, quantize_pack
 from kvq_kernels.launch import LaunchRecord, record_launches
-from kvq_kernels.store import SIDES, Layout, Store
+from kvq_kernels.layout import Layout
+from kvq_kernels.store import SIDES, Store
 
 from benchmarks.aot.compiler import elements
 

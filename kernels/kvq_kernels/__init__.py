@@ -12,6 +12,7 @@ from kvq_kernels.dispatch import KernelError, Path, paths_taken
 from kvq_kernels.gemv import packed_scores, packed_values
 from kvq_kernels.grouped import Grid, PackedGroups, quantize_pack, unpack_dequantize
 from kvq_kernels.latent import LatentKeys, latent_dense, latent_scores
+from kvq_kernels.layout import Layout
 from kvq_kernels.midpoint import midpoint_codes, midpoint_values
 from kvq_kernels.mixed import MixedTokens, mixed_dense, mixed_scores, mixed_values, unit_values
 from kvq_kernels.packing import pack, packed_bytes, unpack
@@ -28,7 +29,7 @@ from kvq_kernels.signed import (
 )
 from kvq_kernels.squat import squat_codes, squat_quantize
 from kvq_kernels.step import counting, decode_step, same_launches, uncounted
-from kvq_kernels.store import Layout, Mark, Store
+from kvq_kernels.store import Mark, Store
 
 __all__ = [
     "Grid",

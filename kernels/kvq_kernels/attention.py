@@ -9,8 +9,9 @@ from kvq_kernels.blocks import CELL, PART, BlockForm
 from kvq_kernels.dispatch import KernelError, Path, use_triton
 from kvq_kernels.grouped import MODES
 from kvq_kernels.launch import COMBINE, DECODE, LEAN, Launch, power_of_two, programs_at_once, run
+from kvq_kernels.layout import Layout
 from kvq_kernels.signs import sign_places
-from kvq_kernels.store import Layout, Store
+from kvq_kernels.store import Store
 from torch import Tensor
 
 ROWS = 16  # query heads of a program, or NARROW where no more are needed
@@ -177,6 +178,8 @@ def obstacle(form: BlockForm) -> str | None:
 def check(q: Tensor, keys: Store, values: Store) -> None:
     """Raises KernelError where queries, keys and values do not go together."""
     batch, heads, tokens, dim = q.shape
+    if (keys.form.summed, values.form.summed) != ("channels", "tokens"):
+        raise KernelError("A store of keys comes first, then one of values: each was made for its side.")
     if tokens != 1:
         raise KernelError(f"q has {tokens} tokens a row; decode attention takes one.")
     if keys.sink.shape[:2] != values.sink.shape[:2] or keys.sink.shape[0] != batch or heads % keys.sink.shape[1]:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 Axis = Literal["channels", "tokens"]
 Mode = Literal["asymmetric", "symmetric", "hybrid"]
+AXES: tuple[Axis, ...] = ("channels", "tokens")
 MODES: tuple[Mode, ...] = ("asymmetric", "symmetric", "hybrid")
 BITS = (1, 2, 3, 4, 8)
 WORD = 32  # elements whose signs share an int32
@@ -82,12 +83,19 @@ class PackedGroups(NamedTuple):
         return sum(t.numel() * t.element_size() for t in self)
 
 
+def check_axis(axis: Axis) -> None:
+    """Raises KernelError for what is none."""
+    if axis not in AXES:
+        raise KernelError(f"axis = {axis!r}: allowed are {', '.join(AXES)}.")
+
+
 def quantize_pack(x: Tensor, grid: Grid, axis: Axis, path: Path = "auto") -> PackedGroups:
     """Quantize x (..., tokens, channels) in groups along ``axis`` and pack the codes.
 
     A last incomplete group is quantized by itself. Rounding is half to even; scales and zero-points are rounded before
     coding. Raises KernelError where Triton is asked for and cannot run.
     """
+    check_axis(axis)
     if use_triton("quantize_pack", path, x, grid.obstacle):
         return _quantize_triton(x, grid, axis)
     rows = (x.transpose(-1, -2) if axis == "tokens" else x).contiguous()
@@ -106,6 +114,7 @@ def unpack_dequantize(
     packed: PackedGroups, grid: Grid, axis: Axis, count: int, path: Path = "auto", dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Inverse of :func:`quantize_pack`: (..., tokens, channels); ``count`` is the length of the grouped dimension."""
+    check_axis(axis)
     if use_triton("unpack_dequantize", path, packed.codes, grid.obstacle):
         return _dequantize_triton(packed, grid, axis, count, dtype)
     codes = unpack(packed.codes, grid.bits, count)

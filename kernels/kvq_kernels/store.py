@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from kvq_kernels.blocks import BlockForm, Dense
 from kvq_kernels.dispatch import KernelError, Path
-from kvq_kernels.grouped import Axis, Grid, PackedGroups, dequantize_codes, quantize_pack
+from kvq_kernels.grouped import PackedGroups, dequantize_codes, quantize_pack
+from kvq_kernels.layout import Layout
 from kvq_kernels.packing import pack, unpack
 from kvq_kernels.pool import BlockPool, Blocks
 from torch import Tensor
@@ -19,23 +20,6 @@ from torch import Tensor
 Side = Literal["keys", "values"]
 SIDES: tuple[Side, Side] = ("keys", "values")
 Encode = Callable[[Tensor, bool], PackedGroups]  # x (batch, kv_heads, tokens, head_dim), whether it is the prompt's
-
-
-class Layout(NamedTuple):
-    """How a tensor is stored: grid and grouped axis of the packed part, and the windows around it.
-
-    After every append, ``step`` tokens, the oldest of the recent ones, are packed whenever ``recent + step`` are held.
-    """
-
-    grid: Grid
-    axis: Axis
-    sinks: int = 0
-    recent: int = 0
-    step: int = 1
-
-    def due(self, held: int) -> int:
-        """How many of ``held`` recent tokens are to be packed now."""
-        return 0 if held < self.recent + self.step else (held - self.recent) // self.step * self.step
 
 
 class Mark(NamedTuple):
@@ -78,10 +62,9 @@ class Store:
         encode: Encode | None = None, path: Path = "auto",
     ) -> "Store":  # fmt: skip
         """For tensors like ``like`` (batch, kv_heads, any, head_dim), with room for ``room`` packed tokens."""
-        if layout.axis == "tokens" and layout.step % layout.grid.group_size:
-            raise KernelError(
-                f"step = {layout.step} packs parts of a group of {layout.grid.group_size} tokens; use a multiple of it."
-            )
+        if side not in SIDES:
+            raise KernelError(f"side = {side!r}: allowed are {', '.join(SIDES)}.")
+        layout.check()
         batch, heads, _, dim = like.shape
         form = BlockForm(layout.grid, layout.axis, "channels" if side == "keys" else "tokens", dim)
         sink = torch.empty(batch, heads, layout.sinks, dim, dtype=torch.float16, device=like.device)
@@ -107,10 +90,12 @@ class Store:
 
     @property
     def tokens(self) -> int:
+        self._check_counts()
         return self.sink_tokens + self.later_tokens
 
     def fill(self, x: Tensor) -> None:
         """Enter the prompt: sinks, one packed block of everything due, and the window; the store must be empty."""
+        self._check_given(x)
         if self.tokens:
             raise KernelError("fill is for an empty store; append to this one.")
         self._take_sinks(x)
@@ -125,6 +110,7 @@ class Store:
     def append(self, x: Tensor) -> None:
         """Enter new tokens x (batch, kv_heads, n, head_dim) without packing any, which ``pack_due`` does. They must fit
         the window, where at most recent + step tokens wait."""
+        self._check_given(x)
         if self.sink_tokens < self.layout.sinks:
             before = self.sink_tokens
             self._take_sinks(x)
@@ -134,6 +120,7 @@ class Store:
 
     def pack_due(self) -> int:
         """Pack what is due and return how many tokens that were."""
+        self._check_counts()
         due = self.layout.due(self.later_tokens - self.packed_tokens)
         if due:
             self._pack(self._read_ring(self.packed_tokens, self.packed_tokens + due))
@@ -159,11 +146,13 @@ class Store:
 
     def mark(self) -> Mark:
         """What ``rewind`` needs. Codes need no copy, because they are only added to."""
+        self._check_counts()
         counts = (self.sink_tokens, self.packed_tokens, self.later_tokens)
         return Mark(self.sink.clone(), self.ring.clone(), self.widest.clone(), counts)
 
     def rewind(self, mark: Mark) -> None:
         """Forget all that entered since the mark."""
+        self._check_counts()
         for held, then in zip((self.sink, self.ring, self.widest), mark[:3], strict=True):
             held.copy_(then)
         if self.packed_tokens > mark.counts[1]:
@@ -190,14 +179,17 @@ class Store:
 
     def sinks(self) -> Tensor:
         """The first tokens, float16."""
+        self._check_counts()
         return self.sink[..., : self.sink_tokens, :]
 
     def recent(self) -> Tensor:
         """The newest tokens, which are not packed yet, float16."""
+        self._check_counts()
         return self._read_ring(self.packed_tokens, self.later_tokens)
 
     def groups(self) -> PackedGroups:
         """The packed tokens as the operations on groups take them: a copy."""
+        self._check_counts()
         held = self.pool.read(self.packed_tokens)
         packed = Dense(pack(held.codes, self.layout.grid.bits), held.scales, held.words)
         return PackedGroups(*(part.contiguous().unflatten(0, self.sink.shape[:2]) for part in packed))
@@ -205,6 +197,8 @@ class Store:
     @property
     def nbytes(self) -> int:
         """Bytes of the tokens held, norms included."""
+        if self.rows:
+            return sum(row.nbytes for row in self.rows)
         parts = [self.sinks(), self.ring[..., : self.later_tokens - self.packed_tokens, :]]
         parts += [] if self.norms is None else [self.norms]
         return self.pool.matrices * self.form.held(self.packed_tokens) + sum(
@@ -235,6 +229,20 @@ class Store:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.lend()  # copied one by one, rows lie by themselves
+
+    def _check_counts(self) -> None:
+        if self.rows:
+            raise KernelError(
+                f"This store is the memory of {len(self.rows)} rows, which count for themselves: ask them."
+            )
+
+    def _check_given(self, x: Tensor) -> None:
+        self._check_counts()
+        batch, heads, _, dim = self.sink.shape
+        if (*x.shape[:-2], x.shape[-1]) != (batch, heads, dim):
+            raise KernelError(
+                f"{tuple(x.shape)} are no tokens of this store, which takes ({batch}, {heads}, tokens, {dim})."
+            )
 
     def _tell(self) -> None:
         """The lengths to the device."""

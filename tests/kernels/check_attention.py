@@ -5,7 +5,8 @@ import torch
 from kvq_kernels import launch
 from kvq_kernels.attention import decode_attention
 from kvq_kernels.grouped import Grid
-from kvq_kernels.store import Layout, Store
+from kvq_kernels.layout import Layout
+from kvq_kernels.store import Store
 from measures import assert_close, keys_with_traps
 
 pytestmark = pytest.mark.usefixtures("fewer_programs")

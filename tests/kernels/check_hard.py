@@ -10,7 +10,8 @@ import torch
 from check_independent import FULL, held
 from kvq_kernels.attention import decode_attention
 from kvq_kernels.grouped import Grid, quantize_pack, unpack_dequantize
-from kvq_kernels.store import SIDES, Layout, Store
+from kvq_kernels.layout import Layout
+from kvq_kernels.store import SIDES, Store
 from measures import keys_with_traps
 
 KIVI = Layout(Grid(2), "tokens", 0, 0, 32), Layout(Grid(2, 16), "channels", 0, 16, 1)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from kvq_kernels.attention import decode_attention
 from kvq_kernels.grouped import Grid
-from kvq_kernels.store import Layout, Store
+from kvq_kernels.layout import Layout
+from kvq_kernels.store import Store
 from measures import keys_with_traps
 
 pytestmark = pytest.mark.usefixtures("fewer_programs")

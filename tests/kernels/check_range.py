@@ -5,8 +5,9 @@ import torch
 from check_attention import exact
 from kvq_kernels.attention import decode_attention
 from kvq_kernels.grouped import MODES, Grid, quantize_pack, unpack_dequantize
+from kvq_kernels.layout import Layout
 from kvq_kernels.squat import squat_quantize
-from kvq_kernels.store import Layout, Store
+from kvq_kernels.store import Store
 
 pytestmark = pytest.mark.usefixtures("fewer_programs")
 LAYOUTS = {

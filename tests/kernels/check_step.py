@@ -10,9 +10,10 @@ from check_independent import FULL, held
 from kvq_kernels import step as steps
 from kvq_kernels.attention import Splits
 from kvq_kernels.grouped import Grid
+from kvq_kernels.layout import Layout
 from kvq_kernels.rows import join
 from kvq_kernels.step import decode_step, finish
-from kvq_kernels.store import SIDES, Layout, Store
+from kvq_kernels.store import SIDES, Store
 from measures import keys_with_traps
 
 LAYOUTS = {

@@ -12,11 +12,12 @@ from kvq_kernels.commuted import codebook_scores, codebook_values
 from kvq_kernels.gemv import packed_scores, packed_values
 from kvq_kernels.grouped import BITS, MODES, Grid, quantize_pack, unpack_dequantize
 from kvq_kernels.latent import LatentKeys, latent_scores
+from kvq_kernels.layout import Layout
 from kvq_kernels.mixed import MixedTokens, mixed_scores, mixed_values
 from kvq_kernels.rotation import Turn
 from kvq_kernels.squat import squat_quantize
 from kvq_kernels.step import decode_step
-from kvq_kernels.store import Layout, Store
+from kvq_kernels.store import Store
 
 SIDES = ("keys", "values")
 HEADS, DIM, TOKENS = 8, 128, 512  # the shapes of Llama-3.1-8B

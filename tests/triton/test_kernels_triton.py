@@ -15,8 +15,9 @@ from kvq_kernels.attention import decode_attention
 from kvq_kernels.dispatch import KernelError, paths_taken
 from kvq_kernels.grouped import MODES, Grid, quantize_pack
 from kvq_kernels.launch import Launch, programs_at_once, record_launches, run
+from kvq_kernels.layout import Layout
 from kvq_kernels.step import decode_step
-from kvq_kernels.store import Layout, Store
+from kvq_kernels.store import Store
 
 from benchmarks.aot.compiler import compile_for, parse_for
 from tests.support.campaigns import whole
