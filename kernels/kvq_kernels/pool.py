@@ -61,12 +61,14 @@ class Blocks(ABC):
 
     def cut(self, tokens: int, end: int) -> None:
         """Forget all from ``tokens`` to ``end``, whole groups of tokens: their places hold nothing again."""
-        first = tokens // self.form.tokens  # the block that keeps some
-        kept = self.read(tokens)
+        first, rest = divmod(tokens, self.form.tokens)  # the block that keeps some, and how many
+        kept = None
         for start, segment in self._segments():
+            if rest and start <= first < start + len(segment):
+                kept = self.form.read(segment[first - start : first - start + 1], rest)
             segment[max(0, first - start) : max(0, -(-end // self.form.tokens) - start)] = 0
-        if rest := tokens - first * self.form.tokens:
-            self.write(first * self.form.tokens, self.form.cut(kept, tokens - rest, tokens))
+        if kept is not None:
+            self.write(tokens - rest, kept)
 
     def _segments(self) -> Iterator[tuple[int, Tensor]]:
         start = 0
@@ -109,8 +111,6 @@ class BlockPool(Blocks):
         self._enter(self.blocks, fresh)
         self.blocks += more
 
-
-class RowBlocks(Blocks):
     def _enter(self, start: int, segment: Tensor) -> None:
         """Where a segment lies, whose first block is ``start``, into the table."""
         first = (segment.data_ptr() - self._held[0].data_ptr()) // ALIGNED if segment.device.type != "meta" else 0
@@ -124,6 +124,8 @@ class RowBlocks(Blocks):
         for start, segment in self._segments():
             self._enter(start, segment)
 
+
+class RowBlocks(Blocks):
     """The records of ``matrices`` matrices of a pool, from the ``first`` on."""
 
     def __init__(self, pool: BlockPool, first: int, matrices: int):

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from kvq_kernels import Grid, KernelError, Layout, Store, decode_attention, join, quantize_pack, unpack_dequantize
+from kvq_kernels.blocks import BlockForm
 
 KEYS, VALUES = Layout(Grid(2), "tokens", 2, 0, 32), Layout(Grid(2), "channels", 2, 8, 1)
 X = torch.randn(1, 2, 400, 64, generator=torch.Generator().manual_seed(0))
@@ -79,3 +80,17 @@ def test_a_copy_finds_its_own_records_and_shares_none(way):
         assert row.tokens == rows[at].tokens + 40
     assert other.lengths[:, 2].tolist() == [628, 628, 738, 738], "what a row enters is in the memory of the whole"
     assert all(torch.equal(row.dense(), held) for row, held in zip(rows, before, strict=True))
+
+
+@pytest.mark.parametrize(("layout", "side"), [(VALUES, "values"), (KEYS, "keys")])
+@pytest.mark.parametrize("tokens", [200, 265, 388])
+def test_cutting_back_reads_one_block_and_leaves_every_byte_as_it_was(layout, side, tokens, monkeypatch):
+    store = filled(tokens, layout, side)
+    mark, held = store.mark(), torch.cat(store.pool.segments)
+    store.extend(X)
+    read, real = [], BlockForm.read
+    monkeypatch.setattr(BlockForm, "read", lambda form, records, n: read.append(len(records)) or real(form, records, n))
+    store.rewind(mark)
+    assert read in ([], [1])
+    found = torch.cat(store.pool.segments)
+    assert torch.equal(found[: len(held)], held) and not found[len(held) :].any()
