@@ -280,8 +280,8 @@ class Store:
             fresh = self.encode(x, prompt)
         else:
             fresh = quantize_pack(x, self.layout.grid, self.layout.axis, self.path)
-        sizes = fresh.scales.float().abs().amax((-1, -2)).flatten()
-        torch.fmax(self.widest, sizes, out=self.widest)  # passes over NaN, which stays where it is
+        sizes = fresh.scales.float().abs().nan_to_num(0.0, posinf=0.0)  # a group of none of them bounds no other
+        torch.maximum(self.widest, sizes.amax((-1, -2)).flatten(), out=self.widest)
         count = x.shape[-2] if self.layout.axis == "tokens" else x.shape[-1]
         codes = unpack(fresh.codes, self.layout.grid.bits, count)
         self.pool.reserve(self.packed_tokens + x.shape[-2])

@@ -7,7 +7,8 @@ from kvq_kernels.attention import decode_attention
 from kvq_kernels.grouped import MODES, Grid, quantize_pack, unpack_dequantize
 from kvq_kernels.layout import Layout
 from kvq_kernels.squat import squat_quantize
-from kvq_kernels.store import Store
+from kvq_kernels.step import decode_step
+from kvq_kernels.store import SIDES, Store
 
 pytestmark = pytest.mark.usefixtures("fewer_programs")
 LAYOUTS = {
@@ -94,3 +95,38 @@ def test_squat_carries_what_is_no_number_into_the_channels_after_it(device):
         for path in ("torch", "triton")
     ]
     assert torch.equal(*found) and found[0].sum() == 32 * (1 + 16)
+
+
+def stepped(layouts, x, tokens):
+    """What a step finds over stores that hold ``tokens``, and they afterwards: by the reference and by the kernels."""
+    q = torch.randn(1, 2, 1, 64, device=x.device).half() * 0.3
+    for path in ("torch", "triton"):
+        stores = [
+            Store.empty(part, layout._replace(sinks=0), side, path="torch")
+            for part, layout, side in zip(x, layouts, SIDES, strict=True)
+        ]
+        for store, part in zip(stores, x, strict=True):
+            store.fill(part[..., :tokens, :])
+        fresh = (part[..., tokens : tokens + 1, :].half() for part in x)
+        yield decode_step(q, *fresh, *stores, 0.2, path), stores
+
+
+@pytest.mark.parametrize("side", [0, 1], ids=SIDES)
+@pytest.mark.parametrize("element", [float("nan"), float("inf"), 65504.0])
+def test_a_scale_that_is_no_number_bounds_no_other(element, side, device):
+    """Of 1 bit, whose groups may span more than float16 holds: in the prompt, and where a step packs. What others are
+    bounded by, which are larger than would be held without, stays."""
+    layouts = Layout(Grid(1), "tokens", 0, 0, 32), Layout(Grid(1), "channels", 0, 32, 1)
+    x = torch.randn(2, 1, 1, 224, 64, device=device)
+    x[1, ..., 100:132, :] *= 3000
+    for t in (70, 200 if side == 0 else 191):
+        x[side, ..., t, 5] = element
+        x[(side, 0, 0, t + 1, 5) if side == 0 else (side, 0, 0, t, 6)] = -65504.0
+    (expected, by_torch), (found, by_triton) = stepped(layouts, x, 223)
+    for one, other in zip(by_torch, by_triton, strict=True):
+        scales = one.groups().scales.float().abs()
+        assert one.widest == other.widest == scales[scales.isfinite()].max()
+    some = expected.isfinite()
+    assert torch.equal(found.isfinite(), some) and some.any() == (side == 1)
+    if side:
+        assert (found - expected)[some].norm() < 4e-3 * expected[some].norm()

@@ -94,7 +94,7 @@ def pack_tile(
     STEP: tl.constexpr,
 ):  # fmt: skip
     """Whole groups, T tokens from ``begin`` on of which ``left`` are due, N channels from ``first`` on, from the window
-    into the records of their blocks. Returns the largest scale."""
+    into the records of their blocks. Returns the largest scale that is a number."""
     AXIS: tl.constexpr = 1 if BY_TOKEN else 0
     token, channel = begin + tl.arange(0, T), first + tl.arange(0, N)
     there, real = tl.arange(0, T) < left, channel < dim
@@ -139,7 +139,8 @@ def pack_tile(
             tl.store(words + w * COLUMNS, signs, mask=kept)
     record = row[:, None] if BY_TOKEN else row
     enter_codes(record, (token % 128)[:, None], channel[None, :], code, valid, CHANNELS, KEYS, BITS, STEP)
-    return tl.max(tl.where(kept & (scale == scale), tl.abs(scale.to(tl.float16).to(tl.float32)), 0.0), 0)
+    size = tl.abs(scale.to(tl.float16).to(tl.float32))
+    return tl.max(tl.where(kept & (size < float("inf")), size, 0.0), 0)
 
 
 @triton.jit
