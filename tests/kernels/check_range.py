@@ -111,6 +111,16 @@ def stepped(layouts, x, tokens):
         yield decode_step(q, *fresh, *stores, 0.2, path), stores
 
 
+@pytest.mark.parametrize("kind", list(LAYOUTS))
+@pytest.mark.parametrize(("side", "begin", "end"), [(0, 0, 128), (0, 5, 6), (1, 70, 71)])
+def test_a_step_over_what_is_no_number_is_none_as_in_the_reference(side, begin, end, kind, device):
+    """In one element, and in all the keys that a program reads."""
+    x = torch.randn(2, 1, 1, 201, 64, device=device)
+    x[side, ..., begin:end, 5] = float("nan")
+    (expected, _), (found, _) = stepped(LAYOUTS[kind], x, 200)
+    assert expected.isnan().any() and torch.equal(found.isnan(), expected.isnan())
+
+
 @pytest.mark.parametrize("side", [0, 1], ids=SIDES)
 @pytest.mark.parametrize("element", [float("nan"), float("inf"), 65504.0])
 def test_a_scale_that_is_no_number_bounds_no_other(element, side, device):

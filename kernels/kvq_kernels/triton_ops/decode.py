@@ -109,8 +109,15 @@ def decode_blocks_kernel(
             )  # fmt: skip
         k_at, v_at = tl.load(k_table + (turn + 1) * PARTS // 2), tl.load(v_table + (turn + 1) * PARTS // 2)
     own = (TAILS + split) * heads
-    tl.store(top_out + own + head, top, mask=mask)
+    tl.store(top_out + own + head, known_top(top, total), mask=mask)
     store_cells(acc_out + own * dim, total_out + own, acc, moved, total, head, mask, dim, C, V_BITS, V_GROUP, V_INNER)
+
+
+@triton.jit
+def known_top(top, total):
+    """The tops, NaN where a total is: scores that are none of them a number leave no top."""
+    found = tl.max(total * 0.0 + total, 0)
+    return tl.where(found != found, found, top)
 
 
 @triton.jit
