@@ -27,7 +27,8 @@ from benchmarks.aot.versions import Unavailable, environment, under
 RESULT = Path(__file__).resolve().parents[1] / "kernels.json"
 SLOW = RESULT.parents[1] / "presets" / "kernels" / "slow.json"  # what of it the page tells
 OTHERS = ("3.6", "3.4")  # the newest and the oldest that torch 2.8 to 2.11 ship
-KEPT = ("method", "head_dim", "query_heads", "capability", "instructions", "most", "spills", "registers")  # of others
+NAMED = ("method", "head_dim", "query_heads", "capability")
+KEPT = (*NAMED, "instructions", "most", "spills", "registers", "bytes_a_load", "asynchronous")  # of others
 HEAD = ("form", "instr/el", "spills", "registers", "bytes a load", "16-byte copies", "other copies", "waiting loads")
 
 
