@@ -23,10 +23,12 @@ def mark(facts: dict[str, Any]) -> str:
 
 
 class Results:
-    """Lines of JSON: first what the file is about, then {case, card, numbers}."""
+    """Lines of JSON: first what the file is about, then {case, card, copy_bandwidth, numbers}, the middle two of the
+    machine that measured the case: another one of the same device may go on with a file."""
 
     def __init__(self, file: Path, facts: dict[str, Any] | None = None):
         self.file, self.facts = file, dict(facts or {})
+        self._here = {name: self.facts.get(name) for name in ("card", "copy_bandwidth")}
         self.cases: dict[str, dict[str, Any]] = {}
         lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
         for line in lines:
@@ -45,7 +47,7 @@ class Results:
         """What is stored of a case, or what ``run`` finds, stored."""
         if case not in self.cases:
             numbers = run()
-            self._write({"case": case, "card": self.facts.get("card"), "numbers": numbers})
+            self._write({"case": case, **self._here, "numbers": numbers})
             self.cases[case] = numbers
         return self.cases[case]
 

@@ -134,6 +134,20 @@ def test_what_other_kernels_or_versions_did_is_not_gone_on_with(monkeypatch):
     assert results.mark(facts) != mark
 
 
+def test_a_case_is_kept_with_the_card_that_measured_it(tmp_path):
+    """Of one device there are many, and a file is gone on with on whichever is there."""
+    results, file = imported("gpu_results"), tmp_path / "x.jsonl"
+    for card, bandwidth in (("one", 1.0), ("other", 2.0)):
+        facts = {"device": "X1", "card": card, "copy_bandwidth": bandwidth}
+        results.Results(file, facts).get(f"case of {card}", dict)
+    first, *cases = map(json.loads, file.read_text().splitlines())
+    assert first["card"] == "one"
+    assert [(each["case"], each["card"], each["copy_bandwidth"]) for each in cases] == [
+        ("case of one", "one", 1.0),
+        ("case of other", "other", 2.0),
+    ]
+
+
 def test_fp16_is_asked_in_every_way_and_with_values_of_its_own():
     """All ways agree with one another, as far as they run here."""
     baselines = imported("gpu_baselines")
