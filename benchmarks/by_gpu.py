@@ -61,7 +61,12 @@ def _rank(found: Results) -> tuple[bool, int, str]:
 
 
 def _changed(found: Results) -> bool:
-    return found.facts["kernels"] != kernels_fingerprint()
+    return bool(_since(found.facts["kernels"]))
+
+
+def _since(kernels: str) -> str:
+    """What is said behind numbers of kernels that are not the present ones."""
+    return "" if kernels == kernels_fingerprint() else f" {CHANGED}"
 
 
 def gpu_part(folder: Path = RESULTS) -> str:
@@ -120,12 +125,13 @@ def _measured(found: Results) -> Measured:
 
 def _device(found: Results) -> Iterator[str]:
     """What was measured on one device, with what and of which kernels."""
-    facts, since = found.facts, f" {CHANGED}" if _changed(found) else ""
+    facts = found.facts
     yield f"### {facts['device']}"
     yield (
         f"*Measured* with torch {facts['torch']} and Triton {facts['triton']}, of the kernels {facts['kernels'][:8]}."
-        f"{since} A copy of a large tensor reaches {facts['copy_bandwidth'] / 1e9:,.0f} GB/s. Times are medians in "
-        "milliseconds with quartiles in brackets; beside a ratio stand those of the rounds furthest apart."
+        f"{_since(facts['kernels'])} A copy of a large tensor reaches {facts['copy_bandwidth'] / 1e9:,.0f} GB/s. "
+        "Times are medians in milliseconds with quartiles in brackets; beside a ratio stand those of the rounds "
+        "furthest apart."
     )
     yield from _verdicts(found)
     yield from _decode(found)
@@ -156,7 +162,7 @@ def _profiled(found: Results) -> Iterator[str]:
                 *samples.values(),
             ]
         )
-    yield f"A profile of the kernels {seen['kernels'][:8]} ({seen['step']}; {seen['with']}):"
+    yield f"A profile of the kernels {seen['kernels'][:8]} ({seen['step']}; {seen['with']}).{_since(seen['kernels'])}"
     yield table(HEAD_PROFILE, *rows)
 
 

@@ -152,7 +152,9 @@ def test_a_profile_is_told_of_the_device_that_it_was_taken_on(write):
     folder = write()
     (folder / "profile.json").write_text(json.dumps(profile))
     told = by_gpu.gpu_part(folder)
-    assert "A profile of the kernels aaaabbbb (a step; a profiler):" in told
+    assert "A profile of the kernels aaaabbbb (a step; a profiler).\n" in told and CHANGED not in told
     assert "| KIVI, 2 bits | 93 | 255 | 8 | 49 | 47 | 900 | 32 | 0 |" in told
+    (folder / "profile.json").write_text(json.dumps(profile | {"kernels": "0000111122223333"}))
+    assert f"A profile of the kernels 00001111 (a step; a profiler). {CHANGED}\n" in by_gpu.gpu_part(folder)
     (folder / "profile.json").write_text(json.dumps(profile | {"device": "NVIDIA X2"}))
     assert "A profile" not in by_gpu.gpu_part(folder)
