@@ -1,12 +1,15 @@
 """The parts of docs/gpu.md that benchmarks/kernels.json gives: what the kernels were compiled to, by count."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from benchmarks.gpu_verdicts import QUANTIZED
 from benchmarks.measured import figures, table
 
 Row = dict[str, Any]
 NAMES = {"kivi-2": "KIVI, 2 bits", "kivi-4": "KIVI, 4 bits", "innerq-hybrid-2": "InnerQ hybrid, 2 bits"}
 DERIVED = "*Derived by count, not measured*"
+NEAR = 0.05  # an instruction an element: what one decimal does not tell apart
 CHIPS = "A100 · H100 · H200"
 HEAD = (
     "Method | head_dim | Query heads a KV head | Instructions an element, sm_80 · sm_90 | At most | Registers | "
@@ -43,7 +46,39 @@ def kernels_part() -> str:
             f"Reading with other versions of Triton, the most of sm_80 and sm_90; {DERIVED.lower().strip('*')}:",
             table(HEAD_OTHERS, *_others(others)),
         ]
-    return "\n\n".join(told)
+    return "\n\n".join([*told, *_short(decode, quantized, found.get("others", {}))])
+
+
+def _short(decode: list[Row], quantized: list[Row], others: dict[str, list[Row]]) -> Iterator[str]:
+    """What takes more instructions than it may, and what the count alone keeps below the target."""
+    over = [_over(rows, version) for version, rows in [("", decode), *others.items()]]
+    if names := [name for each in over for name in each]:
+        yield f"Over its limit, on sm_80, sm_90 or both: {'; '.join(names)}."
+    chips: dict[str, list[str]] = {}
+    for row in quantized:
+        few = [chip for chip, share in row["share"].items() if share < QUANTIZED]
+        chips.setdefault(row["method"].replace("-", ", along "), []).extend(few)
+    if below := [f"{name} on {', '.join(on)}" for name, on in chips.items() if on]:
+        target = f"{QUANTIZED:.0%}".replace("%", " %")
+        yield f"`quantize_pack` below its target by count, {target} of a copy's bandwidth: {'; '.join(below)}."
+
+
+def _over(rows: list[Row], version: str) -> Iterator[str]:
+    """By method, the numbers of query heads for which heads of the same sizes are."""
+    dims: dict[tuple[str, int], set[int]] = {}
+    for row in rows:
+        if row["instructions"] > row["most"]:
+            dims.setdefault((row["method"], row["query_heads"]), set()).add(row["head_dim"])
+    heads: dict[tuple[str, str], list[int]] = {}
+    for (method, shared), found in dims.items():
+        heads.setdefault((method, _listed(found)), []).append(shared)
+    for (method, sizes), shared in heads.items():
+        where = f"{NAMES[method]}, with {_listed(shared)} query heads a KV head at head_dim {sizes}"
+        yield where + (f" (Triton {version})" if version else "")
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
 
 
 def slow_part() -> str:
@@ -66,12 +101,11 @@ def _assumptions(assumed: dict[str, Any]) -> str:
 
 def _decode(rows: list[Row]) -> list[str]:
     by = [[row for row in rows if row["capability"] == capability] for capability in (80, 90)]
-    heads = sorted({row["query_heads"] for row in rows})
     return [
         NAMES[rows[0]["method"]],
         str(rows[0]["head_dim"]),
-        ", ".join(map(str, heads)),
-        " · ".join(span([row["instructions"] for row in one], 1) for one in by),
+        _listed({row["query_heads"] for row in rows}),
+        " · ".join(span([row["instructions"] for row in one], _digits(one)) for one in by),
         f"{rows[0]['most']:g}",
         span([row["registers"] for row in rows], 0),
         span([row["spills"] for row in rows], 0),
@@ -90,7 +124,7 @@ def _others(found: dict[str, list[Row]]) -> list[list[str]]:
             halves = [[row for row in mine if (row["query_heads"] > 8) is more] for more in (False, True)]
             same = _by_dim(halves[0]) == _by_dim(halves[1])
             for part in [mine] if same else filter(None, halves):
-                heads = ", ".join(map(str, sorted({row["query_heads"] for row in part})))
+                heads = _listed({row["query_heads"] for row in part})
                 spills = span([row["spills"] for row in part], 0)
                 made.append([version, NAMES[method], heads, _by_dim(part), f"{part[0]['most']:g}", spills])
     return made
@@ -99,7 +133,13 @@ def _others(found: dict[str, list[Row]]) -> list[list[str]]:
 def _by_dim(rows: list[Row]) -> str:
     """The most instructions an element at every head_dim."""
     dims = sorted({row["head_dim"] for row in rows})
-    return " · ".join(f"{max(row['instructions'] for row in rows if row['head_dim'] == dim):.1f}" for dim in dims)
+    sizes = ([row for row in rows if row["head_dim"] == dim] for dim in dims)
+    return " · ".join(f"{max(row['instructions'] for row in one):.{_digits(one)}f}" for one in sizes)
+
+
+def _digits(rows: list[Row]) -> int:
+    """Of counts: two where one would not tell from the limit."""
+    return 2 if any(abs(row["instructions"] - row["most"]) < NEAR for row in rows) else 1
 
 
 def _quantized(one: Row, other: Row) -> list[str]:
