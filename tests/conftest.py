@@ -170,14 +170,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return _Groups(config, log)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     required = item.get_closest_marker("browser") and os.environ.get("KVQ_REQUIRE_BROWSER")
     if required and find_chromium() is None:
         pytest.fail("KVQ_REQUIRE_BROWSER is set and no Chromium was found", pytrace=False)
-    loader = sys.modules.get("kvq_core.models.loader")
-    if loader is not None and not _may_load(item):
-        item.stash[_HELD], loader._held = loader._held, {}  # which a test before this one may have loaded
+    if not _may_load(item):
+        item.stash[_HELD] = {}
+        if loader := sys.modules.get("kvq_core.models.loader"):
+            item.stash[_HELD], loader._held = loader._held, {}  # which a test before this one may have loaded
 
 
 def _may_load(item: pytest.Item) -> bool:
@@ -190,10 +190,10 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     """Fails a test that loaded the bundled model and is not marked: make test-fast would load it."""
     yield
     loader = sys.modules.get("kvq_core.models.loader")
-    if loader is None or _may_load(item):
+    if loader is None or _HELD not in item.stash:  # a test that was skipped had no setup
         return
     leaked = loader.in_memory(sys.modules["kvq_core.spec"].DEFAULT_MODEL) is not None
-    loader._held = item.stash.get(_HELD, {})
+    loader._held = item.stash[_HELD]
     if leaked:
         pytest.fail("This test loads the bundled model: mark it real_model, or ask for that fixture.", pytrace=False)
 
