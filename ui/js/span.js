@@ -1,4 +1,4 @@
-  // What kvq_core/analysis/span.py computes of some tokens of the answer, from what ui/html/along.py sends of a run.
+  // What tests/support/span_figures.py computes of some tokens of the answer, from what ui/html/along.py sends of a run.
   const NUMBERS = { f4: Float32Array, u1: Uint8Array, u2: Uint16Array };
   const unpacked = ({ dtype, bdata }) => new NUMBERS[dtype](Uint8Array.from(atob(bdata), (byte) => byte.charCodeAt(0)).buffer);
   // Runs of equal values: [value, count, value, count, ...].
