@@ -187,4 +187,6 @@ def whole_percent(share: float) -> str:
 
 def size(nbytes: int) -> str:
     """In powers of 1000, as memories are sold."""
+    if nbytes < 1e5:
+        return f"{nbytes / 1e3:,.1f} KB"
     return f"{nbytes / 1e9:,.2f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:,.1f} MB"
