@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from kvq_core.analysis.span import Span, span_figures
 from tests.browser.pages import open_view
 from tests.browser.test_span import COMPUTED, SHIPPED, opened
+from tests.support.span_figures import Span, span_figures
 from ui.figures.rate import distortion_rate
 from ui.html.along_data import along_data
 from ui.views.scripts import part
