@@ -84,6 +84,7 @@ LONGEST = (
 )
 
 _HELD = pytest.StashKey[dict]()  # the model in memory before a test
+_PAGES = pytest.StashKey[bool]()  # whether pages were open in this process, which load the model whenever they like
 
 
 def find_chromium() -> str | None:
@@ -174,15 +175,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     required = item.get_closest_marker("browser") and os.environ.get("KVQ_REQUIRE_BROWSER")
     if required and find_chromium() is None:
         pytest.fail("KVQ_REQUIRE_BROWSER is set and no Chromium was found", pytrace=False)
-    if not _may_load(item):
+    if item.get_closest_marker("browser"):
+        item.session.stash[_PAGES] = True
+    elif not _may_load(item) and _PAGES not in item.session.stash:
         item.stash[_HELD] = {}
         if loader := sys.modules.get("kvq_core.models.loader"):
             item.stash[_HELD], loader._held = loader._held, {}  # which a test before this one may have loaded
 
 
 def _may_load(item: pytest.Item) -> bool:
-    """Whether a test may load the bundled model: a page loads it by itself, and make test-fast has no browser."""
-    return any(item.get_closest_marker(name) for name in ("real_model", "second_model", "browser"))
+    """Whether a test may load the bundled model."""
+    return any(item.get_closest_marker(name) for name in ("real_model", "second_model"))
 
 
 @pytest.hookimpl(wrapper=True)
