@@ -44,6 +44,7 @@ def test_a_model_is_kept_once_all_its_cells_are_stored(parts):
     assert all(line["kld_low"] < line["kld_mean"] < line["kld_high"] for line in part["lanes"])
 
 
+@pytest.mark.slow
 def test_the_readme_has_a_picture_and_rows_only_of_what_is_stored(parts, monkeypatch):
     monkeypatch.setattr(by_table, "figures", lambda name: None)
     assert by_table.table_part() == "" and by_table.drawn() is None

@@ -108,6 +108,7 @@ class _Shape:
     head_dim, kv_heads = 64, 1
 
 
+@pytest.mark.slow
 def test_every_engine_has_a_front_that_the_free_one_is_never_behind() -> None:
     candidates = [Candidate.parse(name) for name in ("q4_0", "q8_0", "nvfp4", "fp8")]
     costs = costs_of(candidates)

@@ -70,6 +70,7 @@ def test_presets_whose_question_has_an_answer_carry_it():
         assert contains_answer(presets()[name].spec.prompt, presets()[name].spec.expect)
 
 
+@pytest.mark.slow
 def test_every_answer_gets_a_tick_or_a_cross():
     record, arrays = judged("It is 4718.", "4718!", "It is 4817.")
     cards = finished_cards(record, arrays).split('id="card-')[1:]

@@ -32,6 +32,7 @@ def test_a_run_without_spectra_has_none() -> None:
     assert constant_layers({"mean/key_pre": torch.ones(2, 1), "centred/key_pre": torch.zeros(2, 1, 4)}) == {}
 
 
+@pytest.mark.slow
 def test_the_shipped_runs_show_whose_keys_carry_one() -> None:
     ids, store = example_ids(), packaged_store()
     found = {name: constant_layers(store.load(ids[name])[1]) for name in ("qwen-keys", "qwen-keys-bundled")}

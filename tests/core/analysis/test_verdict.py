@@ -137,6 +137,7 @@ def test_the_headline_says_why_the_closest_lane_has_not_the_best_verdict(flips) 
     assert ("Near: By KLD it would be close, but 5 of 63 positions flip" in said) == bool(flips)
 
 
+@pytest.mark.slow
 def test_all_places_of_the_page_say_the_same_word() -> None:
     record, arrays = make_run(2, labels=("One", "Two"))
     made(record, arrays, 0, 0.0085)

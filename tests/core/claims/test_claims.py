@@ -259,6 +259,7 @@ def test_mistakes_are_one_line(capsys, tmp_path, monkeypatch):
     assert not (tmp_path / "claims").exists()
 
 
+@pytest.mark.slow
 def test_the_stored_board_is_printed(capsys, tmp_path, monkeypatch, shipped):
     monkeypatch.setenv("KVQ_HOME", str(tmp_path))
     one = ["--model", DEFAULT_MODEL]

@@ -95,6 +95,7 @@ def written(shipped) -> tuple[str, str, str]:
     return claims_table([shipped]), markdown_table([shipped]), plain_table([shipped])
 
 
+@pytest.mark.slow
 @pytest.mark.few(sample=12)
 @pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.id)
 def test_the_papers_own_sentence_stands_beside_what_is_tested(claim, written):

@@ -170,6 +170,7 @@ def test_titles_of_models_are_escaped(boards):
     assert "<script>" not in html and "${" not in html
 
 
+@pytest.mark.slow
 def test_the_panel_shows_what_is_stored(tmp_path, monkeypatch):
     monkeypatch.setenv("KVQ_HOME", str(tmp_path))
     assert _shown() == claims_summary(shipped_boards()) + claims_table(shipped_boards())

@@ -31,6 +31,7 @@ def here(capfd):
     return call
 
 
+@pytest.mark.slow
 def test_a_method_that_keeps_the_contract_is_status_0(here, tmp_path):
     status, out, err = here("check-method", "--method-file", written(tmp_path))
     assert status == 0 and err == ""

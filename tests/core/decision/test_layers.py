@@ -56,6 +56,7 @@ def scored(model: LoadedModel, texts: list[str] = TEXTS[:1]) -> tuple[Sensitivit
     return found, len(done)
 
 
+@pytest.mark.slow
 def test_scores_name_the_layer_that_costs_most_and_are_added_to(model: LoadedModel) -> None:
     first, runs = scored(model)
     assert runs == 1 and scored(model)[1] == 0, "what was scored is not scored again"
@@ -68,6 +69,7 @@ def test_scores_name_the_layer_that_costs_most_and_are_added_to(model: LoadedMod
     assert told[worst].kld_mean == pytest.approx(np.mean(own))
 
 
+@pytest.mark.slow
 def test_a_score_is_that_of_a_run_of_the_lane_alone(model: LoadedModel) -> None:
     found, _ = scored(model)
     prompt, method = Prompt(prompt=TEXTS[0]), Candidate.parse(NAME)

@@ -45,6 +45,7 @@ def check_alike(ahead: Outcome, single: Outcome) -> None:
         assert next(sizes) == next(sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.long("combine", sample=12)
 @pytest.mark.parametrize("name", sorted(methods().keys() - ALONE))
 def test_every_method_reads_ahead_what_it_reads_one_by_one(name: str) -> None:
@@ -53,6 +54,7 @@ def test_every_method_reads_ahead_what_it_reads_one_by_one(name: str) -> None:
     assert (ahead.decode.rows.ahead is None) == (name in LOOK_BACK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prefill", "method"), [({"chunk": 32}, "kivi"), ({"chunk": 32, "own_chunk": "stored"}, "per_token")]
 )
@@ -60,6 +62,7 @@ def test_lanes_that_read_the_prompt_through_their_caches_do_too(prefill: dict, m
     check_alike(*outcomes([Lane(label="one", method=method, prefill=prefill)]))
 
 
+@pytest.mark.slow
 def test_windows_sinks_rules_and_kinds_of_layers_are_kept_apart() -> None:
     kivi = {"method": "kivi", "knobs": {"bits": 2, "group_size": 8, "residual_length": 16}}
     eight = {"method": "per_token", "knobs": {"bits": 8}}
@@ -124,6 +127,7 @@ def test_ends_of_what_is_encoded_are_those_that_appending_gives() -> None:
             assert told == found, window
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [1, 2, 8])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_lane_alone_writes_its_own_text_from_where_it_parts(bits: int, temperature: float) -> None:
@@ -141,6 +145,7 @@ def test_a_lane_alone_writes_its_own_text_from_where_it_parts(bits: int, tempera
     torch.testing.assert_close(alone.logits()[1], beside.logits()[1], rtol=0, atol=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize(
     "given",
@@ -186,6 +191,7 @@ def test_guesses_follow_the_longest_end_that_is_known_and_the_own_text_first() -
     assert drafts.guess(40) == [], "one token is too little to go by"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_next", "lfm2", "gemma3_text", "gemma3n_text"])
 def test_guesses_that_were_wrong_leave_nothing_in_layers_of_any_kind(kind: str) -> None:
     """Nor in linear attention and convolutions, whose states could not take a token back."""

@@ -124,6 +124,7 @@ def test_free_row_equals_a_naive_kivi(count: int) -> None:
         assert state.first_divergence is not None, "the lane never left the reference: nothing was tested"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [("llama", 45), ("qwen3", 64)])
 def test_forced_logits_equal_those_of_a_naive_kivi(name: str, count: int) -> None:
     model, ids = tiny(name), prompt_ids(count, seed=3)
@@ -160,6 +161,7 @@ def test_rows_end_at_their_own_eos() -> None:
         assert outcome.closed == 1
 
 
+@pytest.mark.slow
 def test_rows_go_on_when_the_last_row_that_looks_back_has_ended() -> None:
     """QAQ's cache looks back on every step's attention; its text ends while the reference's and another's go on."""
     model, ids = tiny("llama"), prompt_ids(90)

@@ -14,6 +14,7 @@ COMPUTED = {"q8_0", "q5_1", "q4_0", "iq4_nl", "q6_0"}
 TOKENS, NEW = 40, 49
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefill", ["full", {"chunk": 16, "own_chunk": "stored"}, {"chunk": 16, "own_chunk": "raw"}])
 @pytest.mark.parametrize("name", [*sorted(COMPUTED), "int4_per_token_head", "exl3", "int8_per_token_head"])
 def test_tokens_are_stored_from_what_the_model_computed_where_the_engine_does(name: str, prefill: object) -> None:
@@ -39,6 +40,7 @@ def test_tokens_are_stored_from_what_the_model_computed_where_the_engine_does(na
         assert apart < 1e-5 and of_other > 10 * apart, (part.kind, apart, of_other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [{"recent_tokens": 8}, {"sink_tokens": 4}])
 def test_a_window_holds_tokens_in_fp16_whatever_their_codec_takes(window: dict[str, int]) -> None:
     """Of two prompts: one shorter than the window, one longer."""

@@ -27,6 +27,7 @@ def choose(layer, queries, tokens):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.few(sample=2)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_choice_that_goes_wrong_in_a_step(wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

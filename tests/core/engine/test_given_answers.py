@@ -50,6 +50,7 @@ def filled(model: LoadedModel, given: list[dict]) -> tuple[Decode, int]:
     return decode, passes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LANES)
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3n_text"])
 def test_a_given_answer_leaves_what_it_leaves_token_by_token(kind: str, name: str) -> None:
@@ -72,6 +73,7 @@ def test_a_given_answer_leaves_what_it_leaves_token_by_token(kind: str, name: st
             assert float((read - expected).norm() / expected.norm()) < 0.05
 
 
+@pytest.mark.slow
 def test_a_lane_that_looks_back_does_not_hold_up_the_others() -> None:
     _, passes = filled(tiny("llama"), [FOUR])
     _, beside = filled(tiny("llama"), [FOUR, {"method": "qaq"}])
@@ -79,6 +81,7 @@ def test_a_lane_that_looks_back_does_not_hold_up_the_others() -> None:
     assert alone >= 37 + 20 and beside == passes + alone
 
 
+@pytest.mark.slow
 def test_a_layer_whose_states_hold_what_it_read_answers_alike() -> None:
     model = tiny_of("qwen3_next")
     several, _ = filled(model, [EIGHT])

@@ -64,6 +64,7 @@ class Dense:
         self.kept[place] = [*best, *(p for p in held if p >= total - self.recent)]
 
 
+@pytest.mark.slow
 @pytest.mark.few(sample=2)
 @pytest.mark.parametrize("by", ["h2o", "scissorhands"])
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
@@ -82,6 +83,7 @@ def test_forced_rows_are_those_of_dense_attention_over_the_kept(name: str, by: s
     assert [{*row.nonzero()[:, 0].tolist()} for row in kept] == [{*dense.kept[0, head]} for head in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["h2o", "scissorhands"])
 def test_a_free_row_goes_on_with_what_its_forced_row_kept(by: str) -> None:
     """The text that a lane writes by itself is that of the dense cache fed with its own choices."""
@@ -125,6 +127,7 @@ def test_later_turns_read_what_is_kept_and_drop_what_is_one_too_many(by: str) ->
     torch.testing.assert_close(torch.cat(found), torch.cat(expected), rtol=0, atol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["h2o", "scissorhands"])
 def test_a_prompt_in_chunks_drops_after_each(by: str) -> None:
     """Budgets are those of the whole prompt; a chunk reads what is kept and itself, and drops what is one too many."""

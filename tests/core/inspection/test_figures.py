@@ -121,6 +121,7 @@ def test_what_fits_counts_the_file_that_weights_came_from_before_and_after_they_
     assert here is not None and (here.weights, here.formats) == (loaded.weights, loaded.formats)
 
 
+@pytest.mark.slow
 @pytest.mark.few(sample=2)
 @pytest.mark.parametrize(
     ("kind", "unlike"),

@@ -22,6 +22,7 @@ from tests.support.reading_models import Letters, small
 from tests.support.tiny_models import VOCABULARY
 
 
+@pytest.mark.slow
 def test_a_layer_that_carries_a_constant_is_named_with_its_cure() -> None:
     found = inspect_model(small("qwen2", constant=60, layer=1))
     assert found.at_risk_layers == (1,)
@@ -39,6 +40,7 @@ def test_a_layer_that_carries_a_constant_is_named_with_its_cure() -> None:
     assert f"Cheapest remedy measured: centre the keys, 384 bytes (KLD {found.plain_kld:.2g} to" in found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.few(sample=2)
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "granite"])
 def test_random_models_raise_no_alarm(name: str) -> None:
@@ -56,6 +58,7 @@ def test_outlier_channels_are_told_from_constants() -> None:
     assert "have channels" in found.sentence
 
 
+@pytest.mark.slow
 def test_a_remedys_bytes_are_those_of_its_lane() -> None:
     found = inspect_model(small("qwen2"))
     by_name = {remedy.name: remedy for remedy in found.remedies}
@@ -87,6 +90,7 @@ def test_a_model_of_a_short_context_is_refused_in_words() -> None:
         inspect_model(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("head_dim", "group"), [(80, 16), (48, 16), (20, 4)])
 def test_heads_that_no_32_channels_divide_are_looked_at(head_dim: int, group: int) -> None:
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}

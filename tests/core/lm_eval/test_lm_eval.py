@@ -122,6 +122,7 @@ def asked(*arguments: Any) -> Any:
     return SimpleNamespace(args=arguments)
 
 
+@pytest.mark.slow
 def test_requests_of_all_three_kinds(known: type, small: LoadedModel) -> None:
     lm = known(method="kivi", bits=2, residual_length=32, prefill_chunk=32)
     assert lm.scoring.lane.chunks.chunk == 32

@@ -55,6 +55,7 @@ def model_of(kind: str) -> LoadedModel | None:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.few(sample=4)
 @pytest.mark.long("combine")
 @pytest.mark.parametrize("kind", KINDS)

@@ -45,6 +45,7 @@ def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max() / expected.std())
 
 
+@pytest.mark.slow
 @pytest.mark.few(sample=3)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_logits_are_those_of_the_model_it_was_written_from(tmp_path, kind: str) -> None:
@@ -77,6 +78,7 @@ def test_llama_cpp_computes_the_same_of_the_file(tmp_path, kind: str) -> None:
     assert found < (TABLE if kind in GELU else DELTA if "qwen3_5" in kind else EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.few(sample=2)
 @pytest.mark.parametrize(
     ("kind", "keys", "fields"),
@@ -159,6 +161,7 @@ def test_what_would_be_computed_otherwise_is_refused(tmp_path, home: Path, kind:
     assert not list((home / "models").glob("*"))
 
 
+@pytest.mark.slow
 def test_gemma_4_in_its_larger_form_and_with_keys_that_nothing_reads(tmp_path) -> None:
     """Its keys of full attention are its values; others' files hold keys for layers that read another's."""
     large = source("gemma4_text", **gguf_gemma4.LARGE)

@@ -47,6 +47,7 @@ def nothing_converted(tmp_path: Path) -> bool:
     return not list((tmp_path / "home").glob("models/*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", ["Q4_K_M", "q4_k_m", "m-Q4_K_M.gguf"])
 def test_a_file_is_downloaded_once_and_converted(hub: Hub, tmp_path, monkeypatch, wanted: str) -> None:
     loaded = load(f"{REPO}:{wanted}")
@@ -65,6 +66,7 @@ def broken(hub: Hub, content: bytes, tmp_path: Path) -> Path:
     return part
 
 
+@pytest.mark.slow
 def test_a_download_that_broke_goes_on_where_it_was(hub: Hub, content: bytes, tmp_path) -> None:
     size = broken(hub, content, tmp_path).stat().st_size
     assert 0 < size < len(content)
@@ -94,6 +96,7 @@ def test_a_download_that_somebody_stops_goes_on(hub: Hub, content: bytes, tmp_pa
     assert load(f"{REPO}:Q4_K_M").shape.layers == 2 and hub.ranges == [None, f"bytes={size}-"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["1GB", "100KB"])
 def test_weights_of_a_model_that_is_no_gguf_file_tell_as_well(hub: Hub, tmp_path, size: str) -> None:
     """In one file, or in several with an index."""
@@ -112,6 +115,7 @@ def test_weights_of_a_model_that_is_no_gguf_file_tell_as_well(hub: Hub, tmp_path
     assert list(prepare(REPO)) == []
 
 
+@pytest.mark.slow
 def test_without_a_connection_a_model_is_loaded_from_the_cache_or_refused_at_once(hub: Hub, tmp_path, monkeypatch):
     (tmp_path / "m.gguf").write_bytes(hub.files["m-Q8_0.gguf"])
     model, folder = load(str(tmp_path / "m.gguf")), tmp_path / "m"
@@ -127,6 +131,7 @@ def test_without_a_connection_a_model_is_loaded_from_the_cache_or_refused_at_onc
     assert "it is not on this machine, and http://127.0.0.1:9 cannot be reached. Check its id" in said
 
 
+@pytest.mark.slow
 def test_what_no_machine_holds_is_not_downloaded(hub: Hub, tmp_path, monkeypatch) -> None:
     """Nor for what needs no weights: only the configuration and the tokenizer come then."""
     (tmp_path / "m.gguf").write_bytes(hub.files["m-Q8_0.gguf"])
@@ -141,6 +146,7 @@ def test_what_no_machine_holds_is_not_downloaded(hub: Hub, tmp_path, monkeypatch
     assert not [path for method, path, _ in hub.asked if method == "GET" and path.endswith(".safetensors")]
 
 
+@pytest.mark.slow
 def test_what_is_not_the_hubs_is_removed(hub: Hub, content: bytes, tmp_path) -> None:
     part = broken(hub, content, tmp_path)
     part.write_bytes(b"x" * part.stat().st_size)
@@ -154,6 +160,7 @@ def test_a_disk_that_is_too_small_is_told_before(hub: Hub, monkeypatch) -> None:
     assert "GB of the disk of" in refusal(f"{REPO}:Q4_K_M") and not hub.ranges
 
 
+@pytest.mark.slow
 def test_the_second_model_goes_on_too(hub: Hub, content: bytes, tmp_path, monkeypatch) -> None:
     told = {"REPO": REPO, "NAME": "m-Q4_K_M.gguf", "SIZE": len(content), "SHA256": hashlib.sha256(content).hexdigest()}
     for name, value in told.items():

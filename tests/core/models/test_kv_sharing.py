@@ -108,6 +108,7 @@ def test_a_layer_that_holds_nothing_cannot_be_named(kind: str) -> None:
     assert told == "layer 4 of this model holds no keys and values and reads those of layer 1; name others"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_chunk", ["stored", "raw"])
 def test_prompts_through_the_cache_do_not_depend_on_where_layers_read(own_chunk: str) -> None:
     """Stored first, chunks change nothing; raw, a chunk of the whole prompt is what was read in full precision."""

@@ -63,6 +63,7 @@ def saved(kind: str, folder: Path) -> Any:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.few(sample=2)
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_language_model_is_read_by_itself(tmp_path, kind: str) -> None:

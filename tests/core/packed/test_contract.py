@@ -41,6 +41,7 @@ def test_every_method_here_keeps_the_contract(name, monkeypatch):
     assert (checks["stores"].said if "stores" in checks else None) == LEARNED.get(name)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_keeps_it_whole(registry, quick, tmp_path):
     (tmp_path / "one_bit.py").write_text(example("one_bit.py"))
     load_method_file(tmp_path / "one_bit.py")

@@ -21,6 +21,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.few(sample=3)
 @pytest.mark.parametrize("case", list(CASES))
 def test_a_packed_run_is_the_lane_byte_for_byte(case):

@@ -47,6 +47,7 @@ def generated(loaded, ids, method, new, **options):
         loaded.model.set_attn_implementation(held)
 
 
+@pytest.mark.slow
 def test_generate_takes_a_batch_and_goes_on_with_more_text():
     model, method = tiny("llama"), lane("innerq", sink_tokens=4, recent_tokens=8).build()
     prompts = [prompt_ids(120, seed) for seed in (1, 2)]

@@ -63,6 +63,7 @@ def again(forward: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     return played
 
 
+@pytest.mark.slow
 @pytest.mark.few(sample=2)
 @pytest.mark.parametrize("name", list(METHODS))
 def test_captured_steps_answer_as_generate_does(model, name):
@@ -110,6 +111,7 @@ def test_what_captured_steps_do_not_do_is_refused(model):
             answer(model, given, cache, custom_generate=captured_steps, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.few(sample=1)
 @pytest.mark.parametrize("lengths", [(60,), (60, 33)])
 def test_300_steps_are_the_same_launches_in_the_same_memory(model, lengths, monkeypatch):
@@ -148,6 +150,7 @@ def told(entry, own):
     yield from (str(entry.constants), entry.how)
 
 
+@pytest.mark.slow
 def test_addresses_are_multiples_of_16_bytes(model):
     """Whatever is read from a record: codes of its parts, scales, zero-points and words of signs."""
     for name in METHODS:
@@ -162,6 +165,7 @@ def test_addresses_are_multiples_of_16_bytes(model):
                 assert not any(start % 16 for start in starts)
 
 
+@pytest.mark.slow
 @pytest.mark.few(sample=2)
 @pytest.mark.parametrize("name", [*METHODS, "svdq"])
 def test_guesses_that_failed_leave_nothing_behind(model, name):

@@ -61,6 +61,7 @@ def test_the_memory_of_several_rows_sends_who_counts_to_these(count):
     assert whole.nbytes == before and whole.lengths[:, 2].tolist() == [148, 148, 288, 288]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
 def test_a_copy_finds_its_own_records_and_shares_none(way):
     rows = [filled(n) for n in (290, 400)]
@@ -82,6 +83,7 @@ def test_a_copy_finds_its_own_records_and_shares_none(way):
     assert all(torch.equal(row.dense(), held) for row, held in zip(rows, before, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "side"), [(VALUES, "values"), (KEYS, "keys")])
 @pytest.mark.parametrize("tokens", [200, 265, 388])
 def test_cutting_back_reads_one_block_and_leaves_every_byte_as_it_was(layout, side, tokens, monkeypatch):

@@ -92,6 +92,7 @@ def test_lanes_of_two_files_are_scored_against_the_same_logits(files, store):
     assert found["4"].noise_floor.metrics.kld_mean > 2 * found["6"].noise_floor.metrics.kld_mean > 0
 
 
+@pytest.mark.slow
 def test_a_reference_that_is_the_model_itself_changes_the_id_and_no_figure(files):
     one, other = finished(spec_of(files, "4", None)), finished(spec_of(files, "4", "4"))
     assert one.record.id != other.record.id and one.record.reference.text == other.record.reference.text
@@ -107,6 +108,7 @@ def test_given_text_is_scored_against_the_reference(files):
     assert record.lanes[0].metrics.kld_mean > 0
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_checked_when_it_is_read_and_only_one_model_is_held(files, store, monkeypatch):
     loads = []
     monkeypatch.setattr("kvq_core.pipeline.answer.load", lambda id: loads.append(id) or load(id))
@@ -119,6 +121,7 @@ def test_what_is_kept_is_checked_when_it_is_read_and_only_one_model_is_held(file
     assert len(loads) == 2 and again.lanes[0].metrics.kld_mean == first.lanes[0].metrics.kld_mean
 
 
+@pytest.mark.slow
 def test_ids_without_a_reference_stay_and_with_one_tell_its_content(files, tmp_path):
     assert "reference" not in spec_of(files, "4", None).canonical()
     moved = tmp_path / "elsewhere"

@@ -64,6 +64,7 @@ def test_lanes_are_solved_for_the_shape_of_another_model(second_model) -> None:
     check(spec, 4.5)
 
 
+@pytest.mark.slow
 def test_lanes_are_solved_for_the_length_of_the_prompt() -> None:
     short, long = solved(4.5), solved(4.5, prompt=WORDS * 30)
     assert [lane.label for lane in short.lanes] != [lane.label for lane in long.lanes]

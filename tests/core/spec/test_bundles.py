@@ -16,6 +16,7 @@ def spec_of(bundle: object, **more: object) -> ComparisonSpec:
     return parse_spec({"prompt": "A prompt.", "bundle": bundle, **more})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), EVERY, ids=str)
 def test_every_bundle_is_lanes_that_differ(name: str, options: dict[str, str]) -> None:
     spec = spec_of({"name": name, **options} if options else name)
@@ -51,6 +52,7 @@ def test_what_engines_ship_is_in_deploy() -> None:
     assert {"q8_0", "fp8", "nvfp4", "turboquant", "exl3", "mxfp4"} <= deployed <= set(methods())
 
 
+@pytest.mark.slow
 def test_lanes_of_equal_bytes_meet_the_budget_or_say_that_they_cannot() -> None:
     """On a usual cache; test_solved.py holds them to a run's tensors."""
     for budget in (2.5, 4.5, 12.0):
@@ -66,6 +68,7 @@ def test_lanes_of_equal_bytes_meet_the_budget_or_say_that_they_cannot() -> None:
     assert all("cannot reach 12" in lane.label for lane in lanes if lane.rules is None and lane.method == "exl3")
 
 
+@pytest.mark.slow
 def test_lanes_are_built_once_for_caches_of_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a budget that none can reach, so that all are tried."""
     equal_bytes(20.0, at=CacheAt(USUAL.shape, 256, 319))
@@ -103,6 +106,7 @@ def test_impossible_bundles_are_refused_in_one_line(bundle: object, more: dict, 
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_bundle_replaces_the_lanes_of_a_spec() -> None:
     given = parse_spec({"prompt": "A prompt.", "max_new_tokens": 9, "lanes": [{"method": "kivi"}]})
     assert with_bundle(given, "grid:KIVI") == spec_of({"name": "grid", "family": "KIVI"}, max_new_tokens=9)

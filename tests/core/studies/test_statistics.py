@@ -171,6 +171,7 @@ def test_lanes_of_different_files_are_paired_on_the_same_prompts():
     assert min(pair.p for pair in found.values()) == pytest.approx(min(1.0, 4 * tested[0]))
 
 
+@pytest.mark.slow
 def test_paired_tests_hold_their_level():
     """Two lanes that do the same damage on average are told apart in at most one of twenty studies, or nearly: also
     where one does it more unevenly than the other, which a test of log quotients alone would take for a difference."""

@@ -64,6 +64,7 @@ def test_planning_reads_no_weights_and_gives_the_ids_of_runs(model):
         assert canonical_json(cell.spec.changed()) == cell.spec.canonical()
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_computed_and_studies_that_overlap_share(model, store, monkeypatch):
     study(parse_study(study_data(model, 3)), store)
     asked = []
@@ -77,6 +78,7 @@ def test_what_is_there_is_not_computed_and_studies_that_overlap_share(model, sto
     assert len(asked) == 1
 
 
+@pytest.mark.slow
 def test_a_study_opens_as_it_was_planned_without_its_model(model, store, monkeypatch):
     """Also after a change that gives its runs other ids."""
     data = study_data(model, 2)
@@ -108,6 +110,7 @@ def test_what_rows_know_is_not_in_the_estimate(model, store):
     assert estimate(plan(parse_study(study_data(model, 3))), store=store).todo == 3
 
 
+@pytest.mark.slow
 def test_rows_of_a_study_at_work_and_of_shards_spare_reading_runs(model, store, monkeypatch):
     """Whoever is killed, or goes on where shards have been, need not read what was summed up."""
     monkeypatch.setattr("kvq_core.studies.study.KEPT_EVERY_S", 0.0)
@@ -120,6 +123,7 @@ def test_rows_of_a_study_at_work_and_of_shards_spare_reading_runs(model, store, 
     assert run_plan(planned, store).cells["done"] == 4
 
 
+@pytest.mark.slow
 def test_what_is_left_out_and_few_prompts_are_told_once(model, store, tmp_path, monkeypatch, capsys):
     data = study_data(model, 2)
     data["prompts"]["rows"].append({"id": "long", "prompt": "w1 " * 300})
@@ -138,6 +142,7 @@ def test_what_is_left_out_and_few_prompts_are_told_once(model, store, tmp_path, 
     assert "and 1 more pairs of lanes: --json has all." in describe(study(parse_study(study_data(model, 6)), store))
 
 
+@pytest.mark.slow
 def test_a_damaged_run_is_computed_again(model, store):
     first = study(parse_study(study_data(model, 2)), store)
     file = Path(store.root) / first.plan.cells[0].id / "record.json"
@@ -176,6 +181,7 @@ def test_prompts_asked_twice_are_one_run_and_two_samples(model, store):
     assert result.cells["done"] == 3 and len({cell.id for cell in result.plan.cells}) == 2
 
 
+@pytest.mark.slow
 def test_a_store_that_takes_nothing_more_stops_the_study_and_loses_nothing(model, store, monkeypatch):
     from kvq_core.store.layouts import Folders
 
@@ -221,6 +227,7 @@ def test_followed_tokens_are_those_that_are_scored(model, store):
     assert record.reference.token_ids[-len(ids) :] == ids
 
 
+@pytest.mark.slow
 def test_two_models_of_one_title_are_told_apart(store, tmp_path):
     folders = [write_model(tmp_path / name / "tiny", seed=at) for at, name in enumerate("ab")]
     data = study_data(folders[0], 2, models=[str(folder) for folder in folders])

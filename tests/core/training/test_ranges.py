@@ -128,6 +128,7 @@ def test_ranges_leave_out_the_outliers_and_levels_fit_by_gradients(made, book):
     assert book.info.file_name.endswith(".mine.ranges-o0.02") and 0 < book.info.held_out_error[-1] < 1
 
 
+@pytest.mark.slow
 def test_a_calibrated_lane_reads_them_counts_none_and_is_called_so(made, book):
     model, _ = made
     knobs = {"outlier_fraction": FRACTION}
@@ -151,6 +152,7 @@ def test_a_calibrated_lane_reads_them_counts_none_and_is_called_so(made, book):
     assert lanes[0].build().fixed_bytes(shape) == (0, 0) != lanes[1].build().fixed_bytes(shape)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("book")
 def test_other_widths_are_served_and_other_fractions_are_not(made):
     model, _ = made

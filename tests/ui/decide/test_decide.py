@@ -171,6 +171,7 @@ def test_what_is_cancelled_is_kept_and_goes_on(place, model):
     assert again.decision.advice.prompts == 10 and len(place.engine.asked) == 10 + (before - going.standing().done)
 
 
+@pytest.mark.slow
 def test_a_closed_page_stops_its_decision(place, model):
     place.engine.free.clear()
     going = begin(place, form(model))
@@ -201,6 +202,7 @@ def test_what_cannot_be_asked_is_said_above_start(place, model, changes, said):
     assert said in found and "refused" in found and "\n" not in found
 
 
+@pytest.mark.slow
 def test_the_forecast_is_told_before_start(place, model, monkeypatch):
     told = estimate_html(form(model), [], place.studies.results)
     assert "10 of 10 runs are to be computed" in told and "Layers, where they are tried: 5 passes" in told
@@ -235,6 +237,7 @@ def kinds() -> dict[str, Decision]:
     return {kind: Decision(asked=DecisionRequest(), advice=each, grounds=Grounds()) for kind, each in found.items()}
 
 
+@pytest.mark.slow
 def test_every_kind_of_answer_is_a_state_of_its_own():
     told = {kind: answer_html(each) for kind, each in kinds().items()}
     assert "<h1>small</h1>" in told["one"] and ">the answer<" in told["one"] and "serve --cache small" in told["one"]
@@ -244,6 +247,7 @@ def test_every_kind_of_answer_is_a_state_of_its_own():
     assert not any("notice bad" in each or "error" in each for each in told.values()), "answers, not errors"
 
 
+@pytest.mark.slow
 def test_labels_and_prompts_of_anybody_are_escaped():
     label = "<script>alert(1)</script>${x}"
     hostile = replace(option("small"), label=label, flags=label)
@@ -255,6 +259,7 @@ def test_labels_and_prompts_of_anybody_are_escaped():
         assert "<script" not in page and "${" not in page and "&lt;script&gt;" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raw", ["", "x", "[]", '{"cell": -1}', '{"cell": 10000}', '{"cell": null}'])
 def test_a_cell_that_is_none_is_passed_over(raw):
     whole = Decision(asked=DecisionRequest(), advice=kinds()["one"].advice, grounds=Grounds(scores=scored()))

@@ -9,6 +9,7 @@ from tests.core.advice.test_decision import scored
 from ui.decide.evidence import fits_html, layers_html
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("own", "said"),
     [(None, "Green: the 8,192 that were asked for fit."), (9, "Green: as many as the model has fit, of the 8,192")],

@@ -84,6 +84,7 @@ def test_every_picture_is_offered_by_the_menu_of_its_figure_and_named_by_the_com
     assert sorted(EMBEDDED.values()) == sorted(VIEWS) == sorted(re.split(", | or ", NAMES))
 
 
+@pytest.mark.slow
 def test_a_menu_offers_no_frame_of_what_a_picker_shows_in_its_figures_place():
     at, slot = Selection(0, 0, 1), Slot("grid-key", "Keys")
     record, arrays = make_run(lanes=2)
@@ -122,6 +123,7 @@ def answered(services: Services, query: str):
     return asyncio.run(Embeds(services).answer(Request(scope)))
 
 
+@pytest.mark.slow
 def test_the_address_draws_what_may_be_opened(tmp_path, sample_run, monkeypatch):
     services = Services(open_store(str(tmp_path)), None, None)
     assert answered(services, f"run={SHIPPED[0]}&view=bytes").body.decode().count("<svg") == 1
@@ -167,6 +169,7 @@ def test_the_card_as_png_has_every_shape_of_the_card():
     assert answer_line(record, arrays) in card(record, arrays, "").replace("&#x27;", "'")
 
 
+@pytest.mark.slow
 def test_the_projects_site_shows_three_runs_that_ship_and_fetches_nothing():
     index = (SITE / "index.html").read_text(encoding="utf-8")
     for run, view in ((example_ids()[example], view) for example, view in PAGES):

@@ -161,6 +161,7 @@ def test_a_legend_tells_inside_from_outside():
     assert (inside.opacity, outside.opacity) == (1.0, 0.35)  # of the trace: a legend ignores the markers' own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 2, 3, 5, 8])
 def test_the_score_map_is_as_tall_as_the_two_figures_beside_it(lanes: int) -> None:
     record, arrays = make_run(lanes=lanes)

@@ -55,6 +55,7 @@ def test_nothing_is_drawn_where_a_step_cannot_look_yet(run):
         assert np.isnan(heat(figure, figure.data[0])).sum() == (np.asarray(figure.data[0].z) == BLANK).sum() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [2, 20, 63])
 @pytest.mark.parametrize("centred", [True, False])
 def test_steps_that_an_answer_did_not_take_are_not_drawn(run, tokens, centred):
@@ -246,6 +247,7 @@ def test_the_prompts_figure_has_the_lanes_that_read_it_through_their_caches():
     assert figure.layout.yaxis.type == "log"
 
 
+@pytest.mark.slow
 def test_lanes_that_are_a_grid_are_drawn_as_one():
     kinds = [("kivi", 4), ("kivi", 2), ("per_token", 4)]
     lanes = [

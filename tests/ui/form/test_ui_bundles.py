@@ -1,5 +1,7 @@
 """The form's bundles."""
 
+import pytest
+
 from kvq_core.spec import BUNDLES, parse_spec
 from ui.form.lanes import add_lane, to_spec
 from ui.form.lanes_panel import bundle_choices, take_bundle
@@ -27,6 +29,7 @@ def test_a_bundle_replaces_the_lanes_and_leaves_its_picker_free() -> None:
     assert to_spec(lanes)[0]["label"] == "K fp16 V 8"
 
 
+@pytest.mark.slow
 def test_lanes_are_solved_for_the_forms_prompt_or_a_usual_one_where_it_is_empty() -> None:
     def labels(words: str, prompt: str) -> list[str]:
         return [lane["label"] for lane in taken(words, [], prompt=prompt)[0]]

@@ -64,6 +64,7 @@ def test_every_lane_a_run_may_have_is_marked_unlike_the_others():
     assert all(f".lane-{number}" in style for number in (0, 7, 8, MAX_LANES - 1))
 
 
+@pytest.mark.slow
 def test_a_lane_keeps_its_mark_where_some_of_a_runs_lanes_are_drawn():
     record, arrays = make_run(lanes=12, scored=20, tokens=80)
     part, own = part_of(record, arrays, [1, 10])

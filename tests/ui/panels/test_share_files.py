@@ -37,6 +37,7 @@ def evil():
     return record, arrays
 
 
+@pytest.mark.slow
 def test_the_report_is_one_file_that_fetches_nothing_and_runs_nothing(evil):
     record, arrays = evil
     html = report(record, arrays, f"https://x.example/?run={record.id}")

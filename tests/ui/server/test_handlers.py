@@ -104,6 +104,7 @@ async def finished(page, fn, values, state):
             return answers
 
 
+@pytest.mark.slow
 def test_a_choice_during_the_answer_to_the_one_before_is_asked_for(page):
     """Gradio passes over it by default, and the page would show what was left."""
     choosing = [fn for fn in page.fns.values() if fn.fn and any(event == "input" for _, event in fn.targets)]

@@ -77,6 +77,7 @@ def test_previews_of_a_runs_link_are_its_answer_and_its_card(server):
     assert status == 404 and b"not in this store" in body
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/", "/health", "/config", "/nothing-here", "/gradio_api/upload"])
 def test_headers(server, path):
     _, headers, _ = server(path)
@@ -87,6 +88,7 @@ def test_headers(server, path):
     assert len(headers.get_all("X-Content-Type-Options")) == 1
 
 
+@pytest.mark.slow
 def test_a_browser_keeps_files_named_by_their_contents(server):
     names = set(re.findall(r"assets/[\w.-]+\.(?:js|css)", server("/")[2].decode()))
     assert names

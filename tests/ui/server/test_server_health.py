@@ -21,6 +21,7 @@ def patient(server):
     return server
 
 
+@pytest.mark.slow
 def test_health(patient):
     status, headers, body = patient("/health")
     found = json.loads(body)
@@ -41,6 +42,7 @@ def test_health_tells_the_model_once_it_is_loaded(server, smollm):
     assert model == {"loaded": True, "id": smollm.id, "device": "cpu", "dtype": "float32"}
 
 
+@pytest.mark.slow
 def test_health_answers_while_a_run_computes_and_counts_the_line(server):
     """The engine is held by one ticket, two wait for it."""
     line = server.services.line

@@ -112,6 +112,7 @@ def test_a_page_holds_what_it_changed_and_once_closed_what_its_events_ask_for(se
     asyncio.run(look())
 
 
+@pytest.mark.slow
 def test_a_closed_page_is_forgotten_after_a_while_and_an_open_one_is_not(served):
     blocks, address, run = served
     holder = blocks.app.state_holder

@@ -88,6 +88,7 @@ def test_a_server_that_is_ended_leaves_nothing(temporary, end, statuses):
     assert not list(temporary.glob(f"{PREFIX}*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("library", "program"),
     [("torch", ["-m", "kvq_core", "methods"]), ("torch", ["kvq", "methods"]), ("gradio", ["app.py"])],

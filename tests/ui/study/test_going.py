@@ -88,6 +88,7 @@ def test_a_study_finds_what_the_command_finds(place, planned, tmp_path):
     assert place.studies.results.get(planned.id).cells == result.cells  # from the store
 
 
+@pytest.mark.slow
 def test_cells_take_turns_with_another_visitors_run(place, planned):
     place.engine.free.clear()
     going = begin(place, planned)
@@ -102,6 +103,7 @@ def test_cells_take_turns_with_another_visitors_run(place, planned):
     watched(going)
 
 
+@pytest.mark.slow
 def test_what_is_cancelled_is_kept_and_goes_on(place, planned):
     going = begin(place, planned)
     until(lambda: (found := going.standing().result) is not None and found.done >= 2)
@@ -151,6 +153,7 @@ def test_a_result_is_drawn_with_figures_tables_and_files(place, planned):
     assert files["Lanes (CSV)"].decode().startswith("label,model,prompts,kld_mean")
 
 
+@pytest.mark.slow
 def test_on_a_public_instance_a_study_opens_for_its_maker_until_it_is_shared(place, planned, monkeypatch):
     result = watched(begin(place, planned)).standing().result
     demand_open(place.services, planned.id, "")  # a private one

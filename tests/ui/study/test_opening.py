@@ -31,6 +31,7 @@ def test_nonsense_changes_nothing_of_the_list():
         assert taken_over(mine, raw) == mine_of(mine)
 
 
+@pytest.mark.slow
 def test_the_study_that_ships_opens_for_everybody_without_its_models(monkeypatch, tmp_path):
     monkeypatch.setattr("kvq_core.studies.cells.outline", lambda *_: pytest.fail("a model is looked for"))
     monkeypatch.setattr("ui.study.opening.settings", lambda: SimpleNamespace(public=True))
