@@ -83,7 +83,7 @@ LONGEST = (
     "benchmarks/test_gpu_benchmark.py",
 )
 
-_HELD = pytest.StashKey[dict]()  # the model in memory before a test
+HELD = pytest.StashKey[dict]()  # the model in memory before a test
 _PAGES = pytest.StashKey[bool]()  # whether pages were open in this process, which load the model whenever they like
 
 
@@ -178,9 +178,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("browser"):
         item.session.stash[_PAGES] = True
     elif not _may_load(item) and _PAGES not in item.session.stash:
-        item.stash[_HELD] = {}
+        item.stash[HELD] = {}
         if loader := sys.modules.get("kvq_core.models.loader"):
-            item.stash[_HELD], loader._held = loader._held, {}  # which a test before this one may have loaded
+            item.stash[HELD], loader._held = loader._held, {}  # which a test before this one may have loaded
 
 
 def _may_load(item: pytest.Item) -> bool:
@@ -193,10 +193,10 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     """Fails a test that loaded the bundled model and is not marked: make test-fast would load it."""
     yield
     loader = sys.modules.get("kvq_core.models.loader")
-    if loader is None or _HELD not in item.stash:  # a test that was skipped had no setup
+    if loader is None or HELD not in item.stash:  # a test that was skipped had no setup
         return
     leaked = loader.in_memory(sys.modules["kvq_core.spec"].DEFAULT_MODEL) is not None
-    loader._held = item.stash[_HELD]
+    loader._held = item.stash[HELD]
     if leaked:
         pytest.fail("This test loads the bundled model: mark it real_model, or ask for that fixture.", pytrace=False)
 

@@ -1,6 +1,7 @@
 """Which models are taken, which are refused and why; text pieces."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from kvq_core.errors import ModelError, SpecError
 from kvq_core.models import load, loaded_model, loader, wrap
 from kvq_core.models.text import Pieces
 from kvq_core.spec import DEFAULT_MODEL
-from tests.conftest import pytest_runtest_teardown
+from tests.conftest import HELD, pytest_runtest_teardown
 from tests.support.tiny_models import generate, prompt_ids, tiny
 
 SMALL = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -127,12 +128,14 @@ def test_the_model_in_memory_is_known() -> None:
     assert loaded_model() is held
 
 
-def test_a_test_that_loads_the_bundled_model_and_is_not_marked_fails(request, monkeypatch) -> None:
+def test_a_test_that_loads_the_bundled_model_and_is_not_marked_fails(monkeypatch) -> None:
     monkeypatch.setattr(loader, "_load", lambda *_: None)
     monkeypatch.setattr(loader, "_held", {})
     monkeypatch.setattr(loader, "in_memory", lambda id: [id] if loader._held else None)
+    stash = pytest.Stash()
+    stash[HELD] = {}  # this test's own may have none: pages were open before it
     load(DEFAULT_MODEL)
-    ending = pytest_runtest_teardown(request.node)
+    ending = pytest_runtest_teardown(SimpleNamespace(stash=stash))
     next(ending)
     with pytest.raises(pytest.fail.Exception, match="mark it real_model"):
         next(ending)
