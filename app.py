@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(
@@ -21,15 +20,10 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line; what cannot be read, and ``--help``, end the process."""
+    from kvq_core.cli.own import add_method_files  # loads no library
+
     parser = argparse.ArgumentParser(prog="app.py", description="Serve the page.", allow_abbrev=False)
-    parser.add_argument(
-        "--method-file",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="FILE",
-        help="a Python file that defines methods of your own; may be given again",
-    )
+    add_method_files(parser)
     return parser.parse_args(argv)
 
 

@@ -127,9 +127,7 @@ class Ahead:
         scores = asked @ keys.mT
         if of_keys is not None:
             of_keys.scores_(scores, asked)
-        hidden = torch.ones(n, total, dtype=torch.bool, device=keys.device).triu(total - n + 1)
-        behind = how.newest_behind(n, total, keys.device)
-        hidden = hidden if behind is None else hidden | behind
+        hidden = how.unseen(n, total, keys.device)
         scores = how.capped_(scores.unflatten(2, (-1, n)) * how.scaling).masked_fill_(hidden, float("-inf"))
         weights = how.softmax(scores).flatten(2, 3)
         out = weights @ values

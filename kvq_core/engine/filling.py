@@ -220,12 +220,9 @@ class Filling:
         n, total = asked.shape[-2], keys.shape[-2]
         grouped = asked.unflatten(1, (keys.shape[1], -1))  # (lanes, kv_heads, groups, n, head_dim)
         scores = how.capped_(grouped @ keys.unsqueeze(2).mT * how.scaling)
-        future = torch.ones(n, total, dtype=torch.bool, device=keys.device).triu(total - n + 1)
-        behind = how.newest_behind(n, total, keys.device)
-        future = future if behind is None else future | behind
         for row, reads in chosen.items():
             scores[row].masked_fill_(~reads()[:, None, None], float("-inf"))
-        weights = how.softmax(scores.masked_fill_(future, float("-inf")))
+        weights = how.softmax(scores.masked_fill_(how.unseen(n, total, keys.device), float("-inf")))
         self._seen[layer] = asked, weights.flatten(1, 2)
 
     def _look_back(self) -> None:

@@ -36,9 +36,7 @@ def chunk_attention(
     asked = torch.stack([met, queries]).unflatten(1, (len(keys), -1))  # (2, kv_heads, groups, n, head_dim)
     earlier, own = keys.split([total - n, n], -2)
     scores = torch.cat([asked[0] @ earlier[:, None].mT, asked[1] @ own[:, None].mT], -1) * how.scaling
-    hidden = torch.ones(n, total, dtype=torch.bool, device=keys.device).triu(total - n + 1)
-    behind = how.newest_behind(n, total, keys.device)
-    hidden = hidden if behind is None else hidden | behind
+    hidden = how.unseen(n, total, keys.device)
     hidden = hidden if read is None else hidden | ~read[:, None, None]
     weights = how.softmax(how.capped_(scores).masked_fill_(hidden, float("-inf")))
     if look is not None:

@@ -57,6 +57,13 @@ class Scoring:
             return None
         return self.behind(torch.arange(tokens - fresh, tokens, device=device) + 1, tokens)
 
+    def unseen(self, fresh: int, tokens: int, device: torch.device) -> Tensor:
+        """Keys that each of the last ``fresh`` of so many tokens does not see: later ones, and those behind its window,
+        bool (fresh, tokens)."""
+        later = torch.ones(fresh, tokens, dtype=torch.bool, device=device).triu(tokens - fresh + 1)
+        behind = self.newest_behind(fresh, tokens, device)
+        return later if behind is None else later | behind
+
     def softmax(self, scores: Tensor, out: Tensor | None = None) -> Tensor:
         """Weights of scores (..., kv_heads, groups, n, tokens): softmax([scores | sink]) without the sink's share,
         which is softmax(scores) * sigmoid(logsumexp(scores) - sink)."""
@@ -94,8 +101,5 @@ def _explicit(queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Te
     n, total = queries.shape[-2], keys.shape[-2]
     asked = queries.float().unflatten(1, (keys.shape[1], -1))  # (rows, kv_heads, groups, n, head_dim)
     scores = how.capped_(asked @ keys.float().unsqueeze(2).mT * how.scaling)
-    hidden = torch.ones(n, total, dtype=torch.bool, device=queries.device).triu(total - n + 1)
-    if (behind := how.newest_behind(n, total, queries.device)) is not None:
-        hidden = hidden | behind
-    weights = how.softmax(scores.masked_fill_(hidden, float("-inf")))
+    weights = how.softmax(scores.masked_fill_(how.unseen(n, total, queries.device), float("-inf")))
     return (weights @ values.float().unsqueeze(2)).flatten(1, 2).to(queries.dtype)

@@ -35,6 +35,7 @@ def lane(*rules: dict[str, Any]) -> Lane:
         (lane(KIVI), (KEYS, VALUES, *ALL)),
         (lane({"method": "kivi", "knobs": {"residual_length": 128}}), (KEYS, VALUES, *ALL, LEAST_WINDOWS)),
         (lane({**FOUR, "layers": [3, 4]}), (KEYS, VALUES)),
+        (lane({**EIGHT, "tokens": "last:12"}, KIVI), (KEYS, VALUES, *ALL)),
     ],
 )
 def test_every_part_that_can_be_taken_out_is(asked: Lane, told: tuple[str, ...]) -> None:
