@@ -8,7 +8,7 @@ import torch
 from kvq_kernels.blocks import CELL, PART, BlockForm
 from kvq_kernels.dispatch import KernelError, Path, use_triton
 from kvq_kernels.grouped import MODES
-from kvq_kernels.launch import COMBINE, DECODE, LEAN, Launch, power_of_two, programs_at_once, run
+from kvq_kernels.launch import COMBINE, COMBINED, DECODE, Launch, programs_at_once, run
 from kvq_kernels.layout import Layout
 from kvq_kernels.signs import sign_places
 from kvq_kernels.store import Store
@@ -16,7 +16,6 @@ from torch import Tensor
 
 ROWS = 16  # query heads of a program, or NARROW where no more are needed
 FEW, TURN = 64, 2  # channels for which a program's registers have room for so many parts of a block a turn, else one
-LARGE = 128  # channels of which a program of few registers spills none to speak of
 
 
 def decode_attention(
@@ -37,7 +36,8 @@ def decode_attention(
 
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     splits = attend_splits(q, keys, values, scaling, how)
-    run(combine_splits_kernel, (splits.matrices, splits.heads), COMBINE, splits.arguments(out), splits.constants())
+    grid = splits.matrices, splits.heads, splits.chunks
+    run(combine_splits_kernel, grid, COMBINE, splits.arguments(out), splits.constants())
     return out
 
 
@@ -66,6 +66,11 @@ class Splits(NamedTuple):
     def heads(self) -> int:
         return self.acc.shape[2]
 
+    @property
+    def chunks(self) -> int:
+        """Programs that share the channels of a head."""
+        return ceil(self.acc.shape[-1] / COMBINED)
+
     def arguments(self, out: Tensor) -> dict[str, Any]:
         """Of the kernels that combine them."""
         _, parts, heads, dim = self.acc.shape
@@ -73,7 +78,7 @@ class Splits(NamedTuple):
         return {**found, "out": out, "heads": heads, "dim": dim, "splits": parts}
 
     def constants(self) -> dict[str, Any]:
-        return {"STEP": COMBINE.tokens, "DP": max(16, power_of_two(self.acc.shape[-1]))}
+        return {"STEP": COMBINE.tokens, "CHANNELS": COMBINED}
 
 
 def attend_splits(
@@ -93,8 +98,7 @@ def attend_splits(
     matrices, heads = batch * keys.sink.shape[1], query_heads // keys.sink.shape[1]
     tiles = matrices * ceil(heads / ROWS)
     parts = TURN if keys.form.channels <= FEW and keys.form.inner and values.form.inner else 1
-    lean = not (keys.form.inner or values.form.inner) and heads <= NARROW.value == 8 and dim <= LARGE
-    how = how or (LEAN if lean and q.dtype != torch.float32 else DECODE)
+    how = how or DECODE
     sinks, tails = _tails(keys.layout, values.layout, parts * PART)
     newest = fresh or (q, q)
     arguments = {

@@ -43,20 +43,21 @@ QUANTIZE = Launch(tokens=128, warps=4, stages=1)
 DEQUANTIZE = Launch(tokens=64, stages=1)  # rows a program, of as many elements
 SCORES = Launch(tokens=64, warps=8, stages=1)  # one tile a program, of registers for two programs a processor
 VALUES = Launch(tokens=64, warps=8, stages=3)
-DECODE = Launch(tokens=64, warps=1)  # a part of a block a turn
-# The same where groups lie across the sum and few heads are asked, which takes fewer registers: more programs wait for
-# each other's products (measured on an H200: memory is not what 8 of them a processor wait for).
-LEAN = Launch(tokens=64, warps=1, registers=184)
+# A part of a block a turn. Half as many programs again, of 168 registers each, gain nothing: a program waits for its
+# own last product (measured on an H200, benchmarks/gpu-results/tuning.json).
+DECODE = Launch(tokens=64, warps=1)
 SQUAT = Launch(tokens=32, warps=8, stages=1)  # tokens are the group's
 LATENT = Launch(tokens=64, warps=8, stages=2)  # both halves of the rebuilt keys stay in registers
 COMMUTED = Launch(tokens=64, stages=2)  # rows of a KV head's codebook come from L1, which they fit
 MIXED = Launch(tokens=32, warps=8, stages=1)
-COMBINE = Launch(tokens=64, warps=8)  # splits a turn
+COMBINE = Launch(tokens=256, warps=8, stages=1)  # splits a turn, all on their way at once
+COMBINED = 32  # channels of a program that combines: a head's are shared out, for that is all it has to wait for
 ENTER = Launch(tokens=2048, stages=1)  # elements at once, combining splits as COMBINE does meanwhile
 
 # A deeper pipeline helps where loads take longer than the products they feed, and takes more shared memory.
-CANDIDATES = tuple(Launch(64, 1, stages, most) for stages in (2, 3) for most in (MOST_REGISTERS, 184, 168, 128))
+CANDIDATES = tuple(Launch(64, 1, stages, most) for stages in (2, 3) for most in (MOST_REGISTERS, 168, 128))
 REGISTERS = 65536  # of a multiprocessor, which programs are given in eights a thread
+QUARTERS = 4  # of a multiprocessor, each with as many of its registers and warps of its own
 RESERVED = 1024  # bytes of a multiprocessor's shared memory that go with every program
 MOST_CODES = 8192  # of a tile that is read
 MOST_QUANTIZED = 4096  # of a tile that is written: its elements are float32 in several registers each
@@ -145,8 +146,9 @@ def programs_at_once(
 
 
 def _fitting(how: Launch, registers: int) -> int:
-    """Programs whose threads take so many registers that a multiprocessor has room for."""
-    return max(1, REGISTERS // (32 * how.warps * 8 * ceil(registers / 8)))
+    """Programs whose threads take so many registers that a multiprocessor has room for: a warp lies in one quarter, so
+    that of 184 registers each takes two and not 2.8."""
+    return max(1, QUARTERS * (REGISTERS // QUARTERS // (32 * 8 * ceil(registers / 8))) // how.warps)
 
 
 def _kind(argument: Any) -> Any:

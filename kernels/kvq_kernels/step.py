@@ -2,8 +2,8 @@
 
 The last program of a KV head could combine what the others found and spare the second launch, but programs are of one
 warp: over 100 of them on an H100 at batch 1, each with 2 KB of sums for 4 query heads, are 270 KB that one warp would
-read 8 KB at a time. The second launch reads them with a program for every head, and its two further programs a KV head
-enter key and value meanwhile, which would be a launch of its own otherwise.
+read 8 KB at a time. The second launch reads them with a program for every 32 channels of a head, and its two further
+programs a KV head enter key and value meanwhile, which would be a launch of its own otherwise.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from kvq_kernels.attention import attend_dense, attend_splits, check, form_constants, obstacle, tensors_of
+from kvq_kernels.attention import Splits, attend_dense, attend_splits, check, form_constants, obstacle, tensors_of
 from kvq_kernels.blocks import CELL
 from kvq_kernels.dispatch import KernelError, Path, use_triton
 from kvq_kernels.launch import ENTER, Launch, power_of_two, run
@@ -46,7 +46,7 @@ def decode_step(
         store.reserve_step()
     fresh = k.contiguous(), v.contiguous()
     found = attend_splits(q, keys, values, scaling, how, fresh)
-    finish(found.arguments(out), found.constants(), keys, values, fresh)
+    finish(found, out, keys, values, fresh)
     for store in (keys, values) if counted else ():
         store.count_step()
     return out
@@ -73,24 +73,22 @@ def counting() -> bool:
     return not _uncounted.get()
 
 
-def finish(
-    arguments: dict[str, Any], constants: dict[str, Any], keys: Store, values: Store, fresh: tuple[Tensor, Tensor]
-) -> None:
+def finish(splits: Splits, out: Tensor, keys: Store, values: Store, fresh: tuple[Tensor, Tensor]) -> None:
     """The second launch."""
     from kvq_kernels.triton_ops.enter import finish_step_kernel
 
-    matrices = keys.sink.shape[0] * keys.sink.shape[1]
     run(
         finish_step_kernel,
-        (matrices, arguments["heads"] + 2),
+        (splits.matrices, splits.heads * splits.chunks + 2),
         ENTER,
         {
-            **arguments, "norms": None if keys.norms is None else keys.norms.contiguous(),
+            **splits.arguments(out), "norms": None if keys.norms is None else keys.norms.contiguous(),
             **tensors_of("k", keys, fresh[0]), **tensors_of("v", values, fresh[1]),
         },
         {
-            **constants, "C": keys.form.channels // CELL, "HAS_NORMS": keys.norms is not None,
-            "SINKS": keys.layout.sinks, **_entering("K", keys), **_entering("V", values),
+            **splits.constants(), "DP": max(CELL, power_of_two(keys.form.dim)), "C": keys.form.channels // CELL,
+            "HAS_NORMS": keys.norms is not None, "SINKS": keys.layout.sinks, **_entering("K", keys),
+            **_entering("V", values),
         },
     )  # fmt: skip
 

@@ -92,9 +92,9 @@ def test_decode_attention_of_groups_longer_and_shorter_than_a_part(keys_in, valu
 
 def test_decode_attention_over_more_splits_than_are_combined_at_once(device, monkeypatch):
     """More than there are parts of blocks, too: some have nothing to do."""
-    monkeypatch.setattr(launch, "processors", lambda like: 48)
+    monkeypatch.setattr(launch, "processors", lambda like: 72)
     keys, values = filled("kivi", 2400, 2390, 16, device, kv_heads=1)
-    assert 48 * 8 / 2 > max(launch.COMBINE.tokens, values.packed_tokens // 64)
+    assert 72 * 8 / 2 > max(launch.COMBINE.tokens, values.packed_tokens // 64)
     q = torch.randn(2, 1, 1, 16, device=device).half()
     assert_close(decode_attention(q, keys, values, 0.2, "triton"), exact(q, keys, values, 0.2), q.dtype)
 

@@ -44,7 +44,7 @@ def enter(stores, fresh):
         store.reserve_step()
     out = torch.zeros_like(fresh[0])
     acc = Splits(torch.zeros(*empty.top.shape[:3], fresh[0].shape[-1], device=out.device), empty.top, empty.total + 1)
-    finish(acc.arguments(out), acc.constants(), *stores, fresh)
+    finish(acc, out, *stores, fresh)
     for store in stores:
         store.count_step()
 
@@ -115,7 +115,7 @@ def test_rows_of_different_lengths_are_one_launch_and_answer_as_each_alone(kind,
     alone = [filled(kind, parts, n, own) for *parts, n, own in zip(*x, lengths, norms, strict=True)]
     whole = [join(stores) for stores in zip(*rows, strict=True)]
     launched = []
-    monkeypatch.setattr(steps, "finish", lambda *a, real=finish: launched.append(a[0]["acc_in"].shape[0]) or real(*a))
+    monkeypatch.setattr(steps, "finish", lambda *a, real=finish: launched.append(a[0].matrices) or real(*a))
     for at in range(4):
         q = torch.randn(3, 2, 1, dim, device=device).half() * 0.3
         fresh = [

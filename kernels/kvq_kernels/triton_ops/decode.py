@@ -26,8 +26,8 @@ from kvq_kernels.triton_ops.parts import (
 )
 from kvq_kernels.triton_ops.tails import tail_tile
 
-TAIL_TURNS = tl.constexpr(6)  # about, on an H200
-TOPS = tl.constexpr(256)  # of splits, read at once
+# What a tile of tails takes on an H200, in turns of KIVI; of InnerQ, whose turns are longer, three.
+TAIL_TURNS = tl.constexpr(6)
 
 
 @triton.jit(do_not_specialize=["heads", "splits", "matrices", "k_room", "v_room", "k_size", "v_size"])
@@ -155,39 +155,40 @@ def room_for(widest, BITS: tl.constexpr, INNER: tl.constexpr):
 
 
 @triton.jit
-def combine_splits_kernel(acc_in, top_in, total_in, out, heads, dim, splits, STEP: tl.constexpr, DP: tl.constexpr):
-    """Weigh the splits of one head by their softmax totals. A GPU makes hundreds of them: STEP are read at a time, and
-    while the next are on their way. Those with a top of -inf had nothing to do.
-
-    out (matrices, heads, dim). Grid (matrices, heads).
-    """
-    matrix, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    combine_head(acc_in, top_in, total_in, out, matrix, head, heads, dim, splits, STEP, DP)
+def combine_splits_kernel(
+    acc_in, top_in, total_in, out, heads, dim, splits, STEP: tl.constexpr, CHANNELS: tl.constexpr
+):
+    """Weigh the splits of one head by their softmax totals. out (matrices, heads, dim). Grid (matrices, heads, programs
+    of CHANNELS each)."""
+    matrix, head, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    combine_head(acc_in, top_in, total_in, out, matrix, head, chunk, heads, dim, splits, STEP, CHANNELS)
 
 
 @triton.jit
-def combine_head(acc_in, top_in, total_in, out, matrix, head, heads, dim, splits, STEP: tl.constexpr, DP: tl.constexpr):
-    """What combine_splits_kernel does for one head."""
-    channel = tl.arange(0, DP)
+def combine_head(acc_in, top_in, total_in, out, matrix, head, chunk, heads, dim, splits, STEP: tl.constexpr,
+                 CHANNELS: tl.constexpr):  # fmt: skip
+    """What combine_splits_kernel does for a chunk of one head. A GPU makes hundreds of splits: STEP of them are on
+    their way at once, with their tops. Those with a top of -inf had nothing to do."""
+    channel = chunk * CHANNELS + tl.arange(0, CHANNELS)
     first = (matrix * splits).to(tl.int64) * heads + head
     highest = tl.full((1,), float("-inf"), tl.float32)
-    for begin in tl.range(0, splits, TOPS, num_stages=1):
-        split = begin + tl.arange(0, TOPS)
-        top = tl.load(top_in + first + split * heads, mask=split < splits, other=float("-inf"))
-        highest = tl.maximum(highest, tl.max(top, 0))
-    base = tl.where(highest > float("-inf"), highest, 0.0)
     total = tl.zeros((1,), tl.float32)
-    sums = tl.zeros((DP,), tl.float32)
-    for begin in tl.range(0, splits, STEP, num_stages=3):
+    sums = tl.zeros((CHANNELS,), tl.float32)
+    for begin in tl.range(0, splits, STEP, num_stages=1):
         split = begin + tl.arange(0, STEP)
         part = first + split * heads
         inside = split < splits
         top = tl.load(top_in + part, mask=inside, other=float("-inf"))
         acc = tl.load(acc_in + part[:, None] * dim + channel[None, :], mask=inside[:, None] & (channel < dim)[None, :])
+        own = tl.load(total_in + part, mask=inside, other=0.0)
+        higher = tl.maximum(highest, tl.max(top, 0))
+        base = tl.where(higher > float("-inf"), higher, 0.0)
+        fade = tl.exp2(highest - base)
         # sums without a top were never written
         some = top != float("-inf")  # a NaN is something, and stays
         weight = tl.where(some, tl.exp2(top - base), 0.0)
-        total += tl.sum(tl.where(some, weight * tl.load(total_in + part, mask=inside, other=0.0), 0.0), 0)
-        sums += tl.sum(tl.where(some[:, None], acc * weight[:, None], 0.0), 0)
+        total = total * fade + tl.sum(tl.where(some, weight * own, 0.0), 0)
+        sums = sums * fade + tl.sum(tl.where(some[:, None], acc * weight[:, None], 0.0), 0)
+        highest = higher
     at = out + (matrix * heads + head) * dim + channel
     tl.store(at, (sums / total).to(out.dtype.element_ty), mask=channel < dim)

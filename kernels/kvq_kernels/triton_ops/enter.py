@@ -16,7 +16,8 @@ from kvq_kernels.triton_ops.records import cell_at, scale_at, word_at
 def finish_step_kernel(
     acc_in, top_in, total_in, out, norms, k_records, k_table, k_widest, k_lengths, k_sink, k_ring, k_fresh, v_records,
     v_table, v_widest, v_lengths, v_sink, v_ring, v_fresh, heads, dim, splits, k_size, v_size, k_room, v_room,
-    STEP: tl.constexpr, DP: tl.constexpr, C: tl.constexpr, HAS_NORMS: tl.constexpr, SINKS: tl.constexpr,
+    STEP: tl.constexpr, CHANNELS: tl.constexpr, DP: tl.constexpr, C: tl.constexpr, HAS_NORMS: tl.constexpr,
+    SINKS: tl.constexpr,
     K_TILE: tl.constexpr, K_RECENT: tl.constexpr, K_PACKED: tl.constexpr, K_BITS: tl.constexpr, K_GROUP: tl.constexpr,
     K_MODE: tl.constexpr, K_HALF_ZERO: tl.constexpr, K_INNER: tl.constexpr, K_META: tl.constexpr, K_ROW: tl.constexpr,
     K_STEP: tl.constexpr,
@@ -24,15 +25,19 @@ def finish_step_kernel(
     V_MODE: tl.constexpr, V_HALF_ZERO: tl.constexpr, V_INNER: tl.constexpr, V_META: tl.constexpr, V_ROW: tl.constexpr,
     V_STEP: tl.constexpr,
 ):  # fmt: skip
-    """Grid (matrices, heads + 2): a program for each head's splits, one that enters the key and one the value.
+    """Grid (matrices, heads * chunks + 2): programs of CHANNELS for each head's splits, one that enters the key and one
+    the value.
 
     Arguments as decode_blocks_kernel and combine_splits_kernel have them. RECENT and PACKED: tokens that stay in the
     window, and how many leave it at once, 0 where none does here. Writes the lengths that the next step finds.
     """
     matrix, job = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if job < heads:
-        combine_head(acc_in, top_in, total_in, out, matrix, job, heads, dim, splits, STEP, DP)
-    elif job == heads:
+    chunks = tl.cdiv(dim, CHANNELS)
+    if job < heads * chunks:
+        combine_head(
+            acc_in, top_in, total_in, out, matrix, job // chunks, job % chunks, heads, dim, splits, STEP, CHANNELS
+        )
+    elif job == heads * chunks:
         enter_token(
             k_fresh, norms, k_records + k_size * 8 * matrix, k_table, k_widest, k_lengths, k_sink, k_ring, matrix, dim,
             k_room, DP, C * 16, True, HAS_NORMS, SINKS, K_TILE, K_RECENT, K_PACKED, K_BITS, K_GROUP, K_MODE,
