@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.aot.fingerprint import kernels_fingerprint
 from benchmarks.by_kernel import NAMES, span
+from benchmarks.by_tuning import profiled, since, tuned
 from benchmarks.measured import HERE, table
-from kvq_core.packed.gpus import CHANGED, SHIPPED, Decoded, Measured
+from kvq_core.packed.gpus import SHIPPED, Decoded, Measured
 
 sys.path.append(str(HERE))  # the benchmark's modules name one another so, because it runs without this project
 try:
@@ -40,11 +40,6 @@ HEAD_GENERATE = (
     "Cache | Batch | ms a token, quartiles | Tokens a second | Times fp16 (rounds) | Peak, GB | "
     "ms a token launched by Python, quartiles"
 )
-STALLS = {"waiting for a result of fixed latency": "wait", "for memory": "long_sb"}
-HEAD_PROFILE = (
-    "Cache | us | Registers | Warps a processor | Issue slots used, % | Of the memory's bandwidth, % | "
-    "Instructions of a turn | " + " | ".join(f"Samples of it {name}, %" for name in STALLS)
-)
 HEAD_VERDICTS = "Target | At least | Held | Open | Missed"
 
 
@@ -61,12 +56,7 @@ def _rank(found: Results) -> tuple[bool, int, str]:
 
 
 def _changed(found: Results) -> bool:
-    return bool(_since(found.facts["kernels"]))
-
-
-def _since(kernels: str) -> str:
-    """What is said behind numbers of kernels that are not the present ones."""
-    return "" if kernels == kernels_fingerprint() else f" {CHANGED}"
+    return bool(since(found.facts["kernels"]))
 
 
 def gpu_part(folder: Path = RESULTS) -> str:
@@ -129,7 +119,7 @@ def _device(found: Results) -> Iterator[str]:
     yield f"### {facts['device']}"
     yield (
         f"*Measured* with torch {facts['torch']} and Triton {facts['triton']}, of the kernels {facts['kernels'][:8]}."
-        f"{_since(facts['kernels'])} A copy of a large tensor reaches {facts['copy_bandwidth'] / 1e9:,.0f} GB/s. "
+        f"{since(facts['kernels'])} A copy of a large tensor reaches {facts['copy_bandwidth'] / 1e9:,.0f} GB/s. "
         "Times are medians in milliseconds with quartiles in brackets; beside a ratio stand those of the rounds "
         "furthest apart."
     )
@@ -137,33 +127,8 @@ def _device(found: Results) -> Iterator[str]:
     yield from _decode(found)
     yield from _generate(found)
     yield from _quantize(found)
-    yield from _profiled(found)
-
-
-def _profiled(found: Results) -> Iterator[str]:
-    """What a profiler saw of a step on that device."""
-    file = found.file.with_name("profile.json")
-    seen = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if seen.get("device") != found.facts["device"]:
-        return
-    rows = []
-    for each in seen["profiles"]:
-        loop = each["main_loop"]
-        samples = {name: f"{100 * loop['samples'].get(key, 0):.0f}" for name, key in STALLS.items()}
-        rows.append(
-            [
-                NAMES[each["cache"]],
-                f"{each['us']:.0f}",
-                f"{each['registers']:.0f}",
-                f"{each['warps_a_processor']:.0f}",
-                f"{100 * each['issue_slots']:.0f}",
-                f"{each['dram_percent']:.0f}",
-                str(loop["instructions"]),
-                *samples.values(),
-            ]
-        )
-    yield f"A profile of the kernels {seen['kernels'][:8]} ({seen['step']}; {seen['with']}).{_since(seen['kernels'])}"
-    yield table(HEAD_PROFILE, *rows)
+    yield from tuned(found.file.parent, facts["device"])
+    yield from profiled(found.file.parent, facts["device"])
 
 
 def _verdicts(found: Results) -> Iterator[str]:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import by_gpu
+from benchmarks import by_gpu, by_tuning
 from kvq_core.packed.gpus import CHANGED, SHIPPED, Measured, measured_gpus
 
 FACTS = {"torch": "2.11", "triton": "3.6", "device": "NVIDIA X1", "kernels": "aaaabbbbccccdddd", "copy_bandwidth": 4e12}
@@ -37,7 +37,7 @@ CASES = {
 @pytest.fixture
 def write(tmp_path, monkeypatch):
     """Writes a file of results; the present kernels are those of FACTS."""
-    monkeypatch.setattr(by_gpu, "kernels_fingerprint", lambda: FACTS["kernels"])
+    monkeypatch.setattr(by_tuning, "kernels_fingerprint", lambda: FACTS["kernels"])
 
     def write(name="x1-0", cases=CASES, **facts):
         lines = [FACTS | facts, *({"case": case, "numbers": numbers} for case, numbers in cases.items())]
@@ -141,20 +141,30 @@ def test_every_decode_step_and_verdict_that_is_stored_is_told():
 
 def test_a_profile_is_told_of_the_device_that_it_was_taken_on(write):
     loop = {"instructions": 900, "samples": {"wait": 0.321, "math": 0.2}}
-    seen = {"cache": "kivi-2", "us": 93.1, "issue_slots": 0.49, "warps_a_processor": 8.0, "registers": 255.0}
-    profile = {
-        "device": "NVIDIA X1",
-        "kernels": "aaaabbbbccccdddd",
-        "with": "a profiler",
-        "step": "a step",
-        "profiles": [seen | {"dram_percent": 46.8, "main_loop": loop}],
-    }
+    seen = {"cache": "kivi-2", "us": 93.1, "issue_slots": 0.49, "warps_a_processor": 7.4, "registers": 255.0}
+    seen |= {"kernels": "aaaabbbbccccdddd", "dram_percent": 46.8, "main_loop": loop}
+    profile = {"device": "NVIDIA X1", "with": "a profiler", "step": "a step", "profiles": [seen]}
     folder = write()
     (folder / "profile.json").write_text(json.dumps(profile))
     told = by_gpu.gpu_part(folder)
-    assert "A profile of the kernels aaaabbbb (a step; a profiler).\n" in told and CHANGED not in told
-    assert "| KIVI, 2 bits | 93 | 255 | 8 | 49 | 47 | 900 | 32 | 0 |" in told
-    (folder / "profile.json").write_text(json.dumps(profile | {"kernels": "0000111122223333"}))
-    assert f"A profile of the kernels 00001111 (a step; a profiler). {CHANGED}\n" in by_gpu.gpu_part(folder)
+    assert "A profile (a step; a profiler).\n" in told and CHANGED not in told
+    assert "| KIVI, 2 bits | aaaabbbb | 93 | 255 | 7.4 | 49 | 47 | 900 | 32 | 0 |" in told
+    profile["profiles"].append(seen | {"kernels": "0000111122223333"})
+    (folder / "profile.json").write_text(json.dumps(profile))
+    assert f"A profile (a step; a profiler). {CHANGED}\n" in by_gpu.gpu_part(folder)
     (folder / "profile.json").write_text(json.dumps(profile | {"device": "NVIDIA X2"}))
     assert "A profile" not in by_gpu.gpu_part(folder)
+
+
+def test_what_was_tuned_is_told_beside_what_was_before(write):
+    case = {"model": "Llama", "batch": 8, "tokens": 32805, "cache": "kivi-2"}
+    case |= {"before": {"ms": 0.12, "fp16_ms": 0.24}, "now": {"ms": 0.08, "fp16_ms": 0.25, "read_ms": 0.05}}
+    tuning = {"device": "NVIDIA X1", "torch": "2", "triton": "3", "kernels": "aaaabbbbccccdddd", "before": "00001111"}
+    tried = [{"what": "more programs", "ms": [0.09]}]
+    folder = write()
+    (folder / "tuning.json").write_text(
+        json.dumps(tuning | {"with": "so", "cases": [case], "tried_of": "kivi-2", "tried": tried})
+    )
+    told = by_gpu.gpu_part(folder)
+    assert "| Llama, batch 8, 32,805 tokens | KIVI, 2 bits | 0.1200 | 2.00 | 0.0800 | 0.62 | 3.12 |" in told
+    assert "| more programs | 0.0900 |" in told and CHANGED not in told
