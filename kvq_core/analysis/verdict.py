@@ -1,5 +1,6 @@
 """What a lane's measurements amount to: a tier, or what is missing to tell tiers apart. The rule is the data below."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, floor, inf, log10
@@ -197,3 +198,10 @@ def _beside(record: Record, arrays: Arrays) -> str:
     named = "noise floor" if len(floors(record)) == 1 else f"larger floor, {floor_title(record, at)}"
     edge = f"{high.name} {high.value:.2g} nats, " if high else ""
     return f" ({named}: mean KLD {m.kld_mean:.2g}, {edge}flips {m.flip_rate or 0:.1%})"
+
+
+def tier_counts(shares: Mapping[str, float], prompts: int) -> list[tuple[int, str]]:
+    """Of so many prompts those in each tier that has any, and how many have too few positions for a verdict."""
+    counts = [(round(shares[tier.word] * prompts), tier.word) for tier in TIERS]
+    counts.append((prompts - sum(count for count, _ in counts), "no verdict"))
+    return [(count, word) for count, word in counts if count]

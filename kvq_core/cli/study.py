@@ -8,16 +8,15 @@ from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvq_core.cli.bar import Bar
-from kvq_core.cli.output import as_json, columns
+from kvq_core.cli.output import as_json
 from kvq_core.errors import PATH, SpecError, abbreviate, excerpt
 
 if TYPE_CHECKING:
     from kvq_core.studies.cells import Plan
     from kvq_core.studies.executors import Executor
-    from kvq_core.studies.result import StudyResult
     from kvq_core.studies.spec import StudySpec
 
 EXAMPLES = (
@@ -28,9 +27,7 @@ EXAMPLES = (
 PAGE = "http://127.0.0.1:7860"
 WORKERS = "processes that compute; default: one a core, as many as memory allows"
 LEFT_OUT = 10  # prompts and lines that are named before a study is run
-PAIRS = 40  # of lanes that are printed
 EVERY_S = 30.0  # between two lines of progress where stderr is no terminal
-_HEADER = ("model", "lane", "prompts", "mean KLD", "95 % interval", "p95", "worst", "flips", "acceptance", "cache")
 
 
 def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) -> None:
@@ -61,6 +58,7 @@ def count(text: str) -> int:
 def study(arguments: argparse.Namespace) -> int:
     """Run a study, or what is left of it, and print what it found."""
     arguments.quiet()
+    from kvq_core.cli.study_text import describe
     from kvq_core.studies.cells import plan
     from kvq_core.studies.estimate import estimate
     from kvq_core.studies.study import run_plan
@@ -168,60 +166,3 @@ class Progress:
             left = (now - self.began) / max(1, done - self.first) * (total - done)
             rest = f", about {timedelta(seconds=round(left))} left" if done > self.first else ""
             print(f"{doing}: {done} of {total}{rest}", file=sys.stderr, flush=True)
-
-
-def describe(result: "StudyResult") -> str:
-    """The lanes in columns, what can be said of pairs, and what a reader must know."""
-    told = result.summary()
-    counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in told["cells"].items())
-    parts = [[f"study {told['id']}: cells {counts}"], columns([_HEADER, *map(_line, told["lanes"])])]
-    parts += [_tasks(told["tasks"]), _slopes(told["lanes"])]
-    every = [*told["pairs_across"], *told["pairs"]]
-    compared = [pair["sentence"] for pair in every if pair["p"] is not None]
-    rest = len(compared) - PAIRS
-    parts.append([*compared[:PAIRS], *([f"and {rest} more pairs of lanes: --json has all."] if rest > 0 else [])])
-    parts.append([f"{flip['a']} against {flip['b']} flips with the model." for flip in told["flips_with_model"]])
-    parts.append([*told["notes"], *(f"failed: {each['run']}: {each['why']}" for each in told["failed"][:10])])
-    return "\n\n".join("\n".join(lines) for lines in parts if lines)
-
-
-def _tasks(lines: list[dict[str, Any]]) -> list[str]:
-    """Of the tasks that full precision gets right, how many each lane does."""
-    rows = [
-        (line["model"], line["label"], f"{line['right']:.0%} of {line['counted']}", _ends(line, "right", ".0%"))
-        for line in lines
-        if line["group"] == "" and line["right"] is not None
-    ]
-    return columns([("model", "lane", "tasks right", "95 % interval"), *rows]) if rows else []
-
-
-def _slopes(lines: list[dict[str, Any]]) -> list[str]:
-    """Of long answers, how KLD rises over their steps."""
-    rows = [
-        (line["model"], line["label"], f"{line['kld_slope']:+.3g}", _ends(line, "kld_slope", "+.3g"))
-        for line in lines
-        if line.get("kld_slope") is not None
-    ]
-    return columns([("model", "lane", "KLD over 1,000 steps", "95 % interval"), *rows]) if rows else []
-
-
-def _ends(line: dict[str, Any], of: str, form: str) -> str:
-    return "-" if line[f"{of}_low"] is None else f"{line[f'{of}_low']:{form}} to {line[f'{of}_high']:{form}}"
-
-
-def _line(lane: dict[str, Any]) -> tuple[str, ...]:
-    if lane["kld_mean"] is None:
-        return (lane["model"], lane["label"], "0", *"-" * 7)
-    ends = "-" if lane["kld_low"] is None else f"{lane['kld_low']:.4g} to {lane['kld_high']:.4g}"
-    acceptance = "-" if lane["acceptance"] is None else f"{lane['acceptance']:.1%}"
-    figures = [f"{lane[name]:.4g}" for name in ("kld_p95", "worst_kld")]
-    middle = (str(lane["prompts"]), f"{lane['kld_mean']:.4g}", ends)
-    return (
-        lane["model"],
-        lane["label"],
-        *middle,
-        *figures,
-        f"{lane['flips']:.1%}",
-        acceptance,
-        f"{lane['kv_ratio']:.1%}",
-    )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvq_core.analysis.verdict import TIERS
+from kvq_core.analysis.verdict import TIERS, tier_counts
 from ui.html.escape import safe
 from ui.html.glossary import hint
 from ui.html.numbers import ABSENT, percent, plural, significant
@@ -84,9 +84,7 @@ def _tiers(line: Line) -> str:
     """Shares of prompts as a bar of three parts, and in words, with how many have too few positions for a verdict."""
     shares = [(tier, line["tiers"][tier.word]) for tier in TIERS]
     parts = "".join(f'<i class="{tier.tone}" style="width:{100 * share:.1f}%"></i>' for tier, share in shares if share)
-    counts = [(round(share * line["prompts"]), tier.word) for tier, share in shares]
-    counts.append((line["prompts"] - sum(count for count, _ in counts), "no verdict"))
-    said = ", ".join(f"{count} {word}" for count, word in counts if count)
+    said = ", ".join(f"{count} {word}" for count, word in tier_counts(line["tiers"], line["prompts"]))
     return f'<td class="tiers"><span class="tier-bar" aria-hidden="true">{parts}</span><small>{safe(said)}</small></td>'
 
 

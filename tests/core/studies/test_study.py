@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from kvq_core.cli.main import main
-from kvq_core.cli.study import describe, write_out
+from kvq_core.cli.study import write_out
+from kvq_core.cli.study_text import describe
 from kvq_core.errors import SpecError, StoreError
 from kvq_core.models import load
 from kvq_core.pipeline.compare import compare
@@ -138,7 +139,7 @@ def test_what_is_left_out_and_few_prompts_are_told_once(model, store, tmp_path, 
     assert main(["study", "--spec", link[:-9], "--dry-run"]) == 2 and "The link is" in capsys.readouterr().err
     few = describe(study(parse_study(study_data(model, 2)), store))
     assert few.count("no lanes are compared: they need 5 prompts or more") == 1 and "too few" not in few
-    monkeypatch.setattr("kvq_core.cli.study.PAIRS", 0)
+    monkeypatch.setattr("kvq_core.cli.study_text.PAIRS", 0)
     assert "and 1 more pairs of lanes: --json has all." in describe(study(parse_study(study_data(model, 6)), store))
 
 

@@ -1,0 +1,46 @@
+"""What the command prints of a study, on the one that ships: what the page shows of it is in the text."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from kvq_core.cli import study_text
+from kvq_core.cli.study_text import describe
+from kvq_core.studies.example import packaged_ids, packaged_studies
+from kvq_core.studies.kept import kept_plan
+from kvq_core.studies.result import StudyResult
+from kvq_core.studies.study import stored_study
+
+
+@pytest.fixture(scope="module")
+def shipped() -> StudyResult:
+    store, (id,) = packaged_studies(), packaged_ids()
+    return stored_study(kept_plan(id, store), store)
+
+
+def test_the_text_has_what_the_page_shows_of_a_lane(shipped) -> None:
+    line, said = shipped.lines[0], describe(shipped)
+    own = [row for row in said.splitlines() if re.split(r" {2,}", row)[:2] == [line["model"], line["label"]]]
+    figures, further, by_confidence, by_group = own
+    assert f"{line['kld_mean']:.4g}" in figures and "12 close" in further
+    for name in ("tail", "tail_low", "structural_kld", "other_kld", "storage_floor", "kernel_floor"):
+        assert f"{line[name]:.3g}" in further, name
+    for bucket in line["confidence"]:
+        assert f"{bucket['kld_mean']:.3g} ({bucket['flips']:.1%})" in by_confidence
+    own_groups = [each for each in shipped.groups if (each["model"], each["label"]) == (line["model"], line["label"])]
+    for group in own_groups:
+        assert f"{group['group']} ({group['prompts']})" in said and f"{group['kld_mean']:.4g}" in by_group
+
+
+def test_pairs_of_several_models_are_named_with_theirs(shipped) -> None:
+    pair = shipped.pairs[0]
+    assert f"{pair.model}: {pair.sentence}" in describe(shipped).splitlines()
+    one = replace(shipped, rows=[row for row in shipped.rows if row["model"] == pair.model])
+    assert pair.sentence in describe(one).splitlines()
+
+
+def test_groups_that_have_no_room_are_told(shipped, monkeypatch) -> None:
+    monkeypatch.setattr(study_text, "GROUPS", 2)
+    groups = {line["group"] for line in shipped.groups}
+    assert f"and {len(groups) - 2} more groups: --json has all." in describe(shipped)
