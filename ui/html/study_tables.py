@@ -1,4 +1,4 @@
-"""A study's lanes, groups and tasks as tables: names with their colours, means with their intervals."""
+"""A study's lanes, tokens, groups and tasks as tables: names with their colours, means with their intervals."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -86,6 +86,33 @@ def _tiers(line: Line) -> str:
     parts = "".join(f'<i class="{tier.tone}" style="width:{100 * share:.1f}%"></i>' for tier, share in shares if share)
     said = ", ".join(f"{count} {word}" for count, word in tier_counts(line["tiers"], line["prompts"]))
     return f'<td class="tiers"><span class="tier-bar" aria-hidden="true">{parts}</span><small>{safe(said)}</small></td>'
+
+
+def tokens_table(lines: Sequence[Line], labels: Sequence[str]) -> str:
+    """Mean KLD by how sure the reference is of its next token, with flips, and of tokens of structure and all others;
+    nothing where nothing is scored. ``labels``: of all lanes, whose places give colours."""
+    done = [line for line in lines if line["kld_mean"] is not None]
+    if not done:
+        return ""
+    first = done[0]
+    shares = [(f"{bucket['low']:g} to {bucket['high']:g}", bucket["share"]) for bucket in first["confidence"]]
+    marked = first["structural_share"]
+    shares += [("structural", marked), ("all others", 1 - marked)]
+    head = ["Lane", *(f"{safe(name)}<small>{percent(share)}</small>" for name, share in shares)]
+    return table(head, (_tokens(labels.index(line["label"]), line) for line in done))
+
+
+def _tokens(at: int, line: Line) -> str:
+    parts = [(bucket["kld_mean"], bucket["flips"]) for bucket in line["confidence"]]
+    parts += [(line["structural_kld"], None), (line["other_kld"], None)]
+    shown = "".join(f"<td>{_part(kld, flips)}</td>" for kld, flips in parts)
+    return f"<tr>{name_cell(at, line['label'])}{shown}</tr>"
+
+
+def _part(kld: float | None, flips: float | None) -> str:
+    if kld is None:
+        return ABSENT
+    return f"<b>{significant(kld)}</b>" + ("" if flips is None else f"<small>{percent(flips, 1)} flips</small>")
 
 
 def groups_table(lines: Sequence[Line], labels: Sequence[str]) -> str:

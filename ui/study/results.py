@@ -18,7 +18,7 @@ from ui.figures.recall import kld_by_position, recall_maps
 from ui.html.copying import COPY_JS, copy_box
 from ui.html.escape import prose, safe
 from ui.html.numbers import plural
-from ui.html.study_tables import groups_table, lanes_table, tasks_table
+from ui.html.study_tables import groups_table, lanes_table, tasks_table, tokens_table
 from ui.service.address import page_address
 from ui.service.services import Services
 from ui.study.files import FILES, name_of
@@ -28,6 +28,10 @@ from ui.words.study import study_words
 
 NOT_YET = "Nothing is scored yet."
 OF_GROUPS = f"Mean KLD, nats, with its 95 % interval from {FEWEST} prompts on."
+OF_TOKENS = (
+    "Mean KLD, nats, and flips by the reference's top probability, with the share of tokens it is of; then of braces, "
+    "quotes, digits and names of tools apart."
+)
 IMAGES = (
     '<div class="images"><button type="button" class="plain-button" data-image="png">Images (PNG)</button>'
     '<button type="button" class="plain-button" data-image="svg">Images (SVG)</button></div>'
@@ -46,6 +50,7 @@ ROWS = ((FOREST, PARETO), *BELOW)
 LONG = ((PARETO,), (FOREST,), *BELOW)  # a forest of many lanes is far taller than what could stand beside it
 TALL = 12  # lanes up to which they are about as tall as each other
 MORE = (
+    ["study-tokens"],
     ["study-groups"],
     ["study-tasks"],
     (
@@ -141,6 +146,7 @@ def drawing(result: StudyResult, model: str) -> Drawing:
     tasks = tasks_table([line for line in result.tasks if line["model"] == model], labels)
     html = {
         "study-lanes": lanes_table(lines),
+        "study-tokens": _titled("Kinds of tokens", OF_TOKENS, tokens_table(lines, labels)),
         "study-groups": _titled("Groups of prompts", OF_GROUPS, groups),
         "study-tasks": _titled("Tasks", "Right answers, of those that full precision gets right.", tasks),
         "study-pairs": _pairs(result, model),
