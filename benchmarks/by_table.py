@@ -8,7 +8,7 @@ from benchmarks.measured import HERE, figures, table
 from kvq_core.claims.side_by_side import short_title
 from kvq_core.cli.table_picture import picture
 from kvq_core.studies.summary import WIDE, is_wide
-from kvq_core.studies.table import FACTOR, NEAR, SMALL, setting
+from kvq_core.studies.table import FACTOR, MATCHED_TOKENS, NEAR, SMALL, setting
 
 PICTURE = HERE.parent / "docs" / "table.svg"
 BEST = 3  # lanes of a setting that the text names
@@ -30,7 +30,8 @@ def table_part() -> str:
     ]
     head = " | ".join(["Setting", "Lane", "Bits", *(part["title"] for part in found.values())])
     how = "[How it is made, and rows for other models](docs/table.md)."
-    said = f"{caption(found)}{_wide(found)} {how} Of each setting {BEST}:"
+    matched = f"Bytes are matched at {MATCHED_TOKENS:,} tokens."
+    said = f"{caption(found)} {matched}{_wide(found)} {how} Of each setting {BEST}:"
     parts = ["## The reference table", f"![Mean KLD of every lane](docs/{PICTURE.name})", said, table(head, *rows)]
     return "\n\n".join(parts)
 

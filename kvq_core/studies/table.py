@@ -34,6 +34,7 @@ SMALL = 1e-4  # nats, under which nothing is told apart
 BYTES_NEAR = 0.02
 # How labels of lanes begin that are at matched settings, and what the table calls these.
 SETTINGS = {"4.5 bits: ": "matched bytes", "4 + 64: ": "matched windows", "": "as shipped, or as its paper gives it"}
+MATCHED_TOKENS = 1024  # of the cache in which bytes are matched
 Each = TypeVar("Each")
 
 

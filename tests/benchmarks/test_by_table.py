@@ -88,7 +88,9 @@ def test_intervals_of_too_few_prompts_are_dashed_and_counted(monkeypatch):
     lanes = [{**line, "label": "a"}, {**line, "label": "b", "kld_high": 5.0}]
     found = {"m": {"title": "M", "prompts": 12, "tokens": 48, "lanes": lanes}}
     monkeypatch.setattr(by_table, "figures", lambda name: found)
-    assert "1 of 2 intervals reach beyond 10 times the mean (dashed): of too few prompts." in by_table.table_part()
+    told = by_table.table_part()
+    assert "1 of 2 intervals reach beyond 10 times the mean (dashed): of too few prompts." in told
+    assert "Bytes are matched at 1,024 tokens." in told
     root = ET.fromstring(by_table.drawn())
     assert [each.get("stroke-dasharray") for each in root.findall(f"{SVG}line") if each.get("stroke") == "#0b62c4"] == [
         None,
