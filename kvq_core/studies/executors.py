@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -28,7 +29,7 @@ from kvq_core.store.store import open_store
 from kvq_core.studies.cells import Cell
 from kvq_core.studies.rows import Row, rows_of
 
-TRIES = 3  # deaths of workers in a row, with nothing finished between, before the cells they were at have failed
+TRIES = 3  # workers that die at a cell, the last of them at nothing else, before it has failed
 
 
 @dataclass(frozen=True)
@@ -112,33 +113,33 @@ class Processes:
 
     def run(self, works: Iterable[Work]) -> Generator[Outcome]:
         left = {work.cell.id: work for work in works}
-        deaths = 0
+        deaths = Counter[str]()  # of workers, by what they were at
         while left:
             flying: dict[Future[Outcome], Work] = {}
+            suspected = [left[id] for id in deaths if id in left]
+            others = (work for id, work in left.items() if id not in deaths)
             try:
                 with self._pool() as pool:
-                    for outcome in self._outcomes(pool, list(left.values()), flying):
+                    for outcome in self._outcomes(pool, [*suspected, *others], flying, len(suspected)):
                         del left[outcome.id]
-                        deaths = 0
                         yield outcome
             except BrokenProcessPool:
-                deaths += 1
-                if deaths < TRIES:
-                    continue
-                for work in flying.values():
-                    del left[work.cell.id]
-                    yield Outcome(work.cell.id, error=f"its worker died {TRIES} times; memory may be short.")
-                deaths = 0
+                at = [work.cell.id for work in flying.values()]
+                deaths.update(at)
+                if len(at) == 1 and deaths[at[0]] >= TRIES:
+                    del left[at[0]]
+                    yield Outcome(at[0], error=f"its worker died {TRIES} times; memory may be short.")
 
     def _outcomes(
-        self, pool: ProcessPoolExecutor, works: list[Work], flying: dict[Future[Outcome], Work]
+        self, pool: ProcessPoolExecutor, works: list[Work], flying: dict[Future[Outcome], Work], alone: int
     ) -> Iterator[Outcome]:
-        """Few are handed out at once, so that a death costs few. ``flying``: those that are."""
-        waiting = iter(works)
+        """Few are handed out at once, so that a death costs few; the first ``alone`` one by one, for a worker died at
+        one of them and only so it is told which. ``flying``: those that are."""
+        waiting = iter(enumerate(works, 1))
         while True:
-            for work in waiting:
+            for number, work in waiting:
                 flying[pool.submit(compute, work)] = work
-                if len(flying) > self.workers:
+                if number <= alone or len(flying) > self.workers:
                     break
             if not flying:
                 return
