@@ -39,6 +39,10 @@ class StudySpec(Frozen):
             raise SpecError("model and models are both given; give models alone.")
         if name := next((name for name in OF_A_PROMPT if name in rest), None):
             raise SpecError(f"{name} is given by each prompt of a study; put it into a column of prompts.")
+        known = [name for name in (*ComparisonSpec.model_fields, "bundle") if name not in OF_A_PROMPT]
+        if unknown := next((name for name in rest if name not in known), None):
+            allowed = ", ".join(("models", "prompts", *known))
+            raise SpecError(f"Unknown field {excerpt(unknown)}; allowed: {allowed}.")
         models = [rest.pop("model")] if "model" in rest else data.get("models", ())
         own = {name: data[name] for name in _OWN if name in data}
         own_length = _length(own.get("prompts"))

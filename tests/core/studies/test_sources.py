@@ -102,7 +102,7 @@ def test_a_missing_file_is_said(tmp_path):
         ({"lanes": []}, "A study compares lanes"),
         ({"models": ["a", "a"]}, "'a' is given twice"),
         ({"lanes": [{"method": "kivvi"}]}, "lane 1"),
-        ({"max_new_token": 3}, "max_new_token"),
+        ({"max_new_token": 3}, "Unknown field 'max_new_token'; allowed: models, prompts, model, revision, reference,"),
         ({"model": "a", "models": ["b"]}, "model and models"),
     ],
 )
