@@ -13,7 +13,7 @@ from kvq_core.complaints import first_line
 from kvq_core.errors import SpecError, StoreError, excerpt
 from kvq_core.sizing.fit import memory_of
 from kvq_core.spec import canonical_json
-from kvq_core.spec.rule import Frozen
+from kvq_core.spec.frozen import Frozen
 from kvq_core.store.beside import read_beside, write_beside
 from kvq_core.store.store import Store
 

@@ -5,7 +5,7 @@ from typing import Any
 from kvq_core.decision.fronts import PolicyFront
 from kvq_core.decision.scores import Score
 from kvq_core.inspection import Inspection
-from kvq_core.spec.rule import Frozen
+from kvq_core.spec.frozen import Frozen
 
 
 class LayerSigns(Frozen):

@@ -3,7 +3,7 @@
 import math
 
 from kvq_core.advice.grounds import Grounds, LayerSigns
-from kvq_core.spec.rule import Frozen
+from kvq_core.spec.frozen import Frozen
 
 SIGNS = {
     "score_error": "scores moved by keys at 4 bits",

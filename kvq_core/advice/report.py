@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvq_core.spec.rule import Frozen
+from kvq_core.spec.frozen import Frozen
 
 
 class Candidate(Frozen):

@@ -8,7 +8,7 @@ from kvq_core.decision.plans import Candidate
 from kvq_core.decision.solver import Costs, Solved
 from kvq_core.decision.spaces import MODELOPT, SPACES, engine_title, solve, version_of, words_of
 from kvq_core.errors import SpecError
-from kvq_core.spec.rule import Frozen
+from kvq_core.spec.frozen import Frozen
 
 BUDGETS = 14  # between the smallest policy and fp16
 _FREE = "any engine"

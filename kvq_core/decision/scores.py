@@ -15,7 +15,7 @@ from kvq_core.machine.files import keep_memo, read_memo
 from kvq_core.methods import ModelShape
 from kvq_core.settings import settings
 from kvq_core.spec import TENSORS, Tensor
-from kvq_core.spec.rule import Frozen
+from kvq_core.spec.frozen import Frozen
 from kvq_core.studies.intervals import mean_interval
 
 VERSION = 1  # raised whenever a change alters scores

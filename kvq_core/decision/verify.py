@@ -16,7 +16,7 @@ from kvq_core.errors import SpecError
 from kvq_core.methods import LayerKind
 from kvq_core.models import LoadedModel
 from kvq_core.spec import Lane
-from kvq_core.spec.rule import Frozen
+from kvq_core.spec.frozen import Frozen
 from kvq_core.studies.prompts import Prompt
 
 ENDS = 2  # first and last layers that stay fp16 in the plainest policy there is

@@ -14,6 +14,7 @@ from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.queries import QueryRounding
 from kvq_core.codecs.window import Window
 from kvq_core.methods.deployments import Elsewhere, Home
+from kvq_core.methods.numbers import no_truth
 from kvq_core.methods.shape import ModelRef, ModelShape
 
 Space = Literal["post", "pre"]
@@ -108,6 +109,7 @@ class Selection(BaseModel):
     a subclass of this package; the other fields are its knobs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    _no_truth = no_truth
 
     by: str
     needs_queries: ClassVar[bool] = False
@@ -138,6 +140,7 @@ class Method(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    _no_truth = no_truth
 
     name: ClassVar[str]
     title: ClassVar[str]

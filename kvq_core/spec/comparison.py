@@ -10,8 +10,9 @@ from pydantic import Field, field_validator, model_validator
 from kvq_core.errors import SpecError
 from kvq_core.methods import make
 from kvq_core.spec.conversation import Message, Tool, check_conversation
+from kvq_core.spec.frozen import Frozen
 from kvq_core.spec.lane import Lane
-from kvq_core.spec.rule import Count, Frozen, Numbers, Rule
+from kvq_core.spec.rule import Count, Numbers, Rule
 
 DEFAULT_MODEL = "smollm2-135m-instruct-q4_1"
 MAX_LANES = 64

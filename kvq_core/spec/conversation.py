@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.spec.rule import Frozen
+from kvq_core.spec.frozen import Frozen
 
 Tool = dict[str, Any]
 

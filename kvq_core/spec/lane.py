@@ -17,9 +17,10 @@ from kvq_core.methods import (
     Window,
     selection_from,
 )
+from kvq_core.spec.frozen import Frozen
 from kvq_core.spec.plan import Assignment, places, stacks_of
 from kvq_core.spec.prefill import Chunks, Reading
-from kvq_core.spec.rule import TENSORS, Frozen, Rule, Storing
+from kvq_core.spec.rule import TENSORS, Rule, Storing
 
 MAX_RULES = 256
 _LABEL = 60  # characters

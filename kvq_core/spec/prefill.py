@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
-from kvq_core.spec.rule import Frozen
+from kvq_core.spec.frozen import Frozen
 
 
 class Chunks(Frozen):

@@ -5,10 +5,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods import Method, ModelShape, Window, largest_block, make, methods
+from kvq_core.spec.frozen import Frozen
 from kvq_core.spec.layers import layer_words
 
 Centering = Literal["none", "mean", "bias", "mean_after_rope"]
@@ -22,12 +23,6 @@ Tier = Literal["all", "first", "last", "spans"]
 TENSORS: tuple[Tensor, Tensor] = ("keys", "values")
 _ONLY_WINDOWS = "every layer of this model attends to a window of tokens; set sliding = true to quantize them"
 _TOKENS = re.compile(r"all|(first|last):[1-9][0-9]{0,6}")
-
-
-class Frozen(BaseModel):
-    """Data that never changes; unknown fields are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Storing(Frozen):
@@ -92,7 +87,7 @@ class Rule(Storing):
         if self.build().selection is not None and (self.tensors != "both" or self.tokens != "all"):
             raise SpecError(f"{self.method} chooses tokens, with their keys and values; leave tensors and tokens out.")
         built = self.build().model_dump(mode="json")
-        # 2.0 or true given for a whole number is that number from here on, in the record as in the run's id
+        # 2.0 given for a whole number is that number from here on, in the record as in the run's id
         object.__setattr__(self, "knobs", {name: built[name] for name in self.knobs})
         return self
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from pydantic import ValidationError
 
 from kvq_core.errors import KvqError, StoreError
-from kvq_core.spec.rule import Frozen
+from kvq_core.spec.frozen import Frozen
 from kvq_core.store.beside import read_beside, write_beside
 from kvq_core.store.store import Store
 from kvq_core.studies.cells import Cell, LeftOut, Plan, asked, plan

@@ -7,7 +7,7 @@ from pydantic import Field, JsonValue, model_validator
 from kvq_core.errors import SpecError
 from kvq_core.spec import Message, Tool
 from kvq_core.spec.conversation import check_conversation
-from kvq_core.spec.rule import Frozen
+from kvq_core.spec.frozen import Frozen
 
 
 class Prompt(Frozen):

@@ -10,7 +10,7 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from kvq_core.complaints import first_line
 from kvq_core.errors import PATH, SpecError, abbreviate, excerpt
-from kvq_core.spec.rule import Frozen
+from kvq_core.spec.frozen import Frozen
 from kvq_core.studies.prompts import Prompt
 from kvq_core.studies.suites import suite
 

@@ -9,7 +9,7 @@ from kvq_core import links
 from kvq_core.complaints import first_line
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.spec import ComparisonSpec, canonical_json, parse_spec, read_data
-from kvq_core.spec.rule import Frozen
+from kvq_core.spec.frozen import Frozen
 from kvq_core.studies.prompts import Prompt
 from kvq_core.studies.sources import Source
 from kvq_core.studies.suites import new_tokens

@@ -9,12 +9,14 @@ from torch import Tensor
 
 from kvq_core.errors import MethodError
 from kvq_core.methods.base import Fitted, Prompt, Selection
+from kvq_core.methods.numbers import no_truth
 
 
 class Sparsity(BaseModel):
     """ShadowKV's selection: landmarks choose chunks of the prompt anew at every step, per KV head."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    _no_truth = no_truth
 
     chunk_size: int = Field(
         8, ge=1, le=256, title="Chunk size", description="Tokens of a chunk, read or left out together."

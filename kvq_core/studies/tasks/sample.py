@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 from numpy.random import Generator
 from pydantic import Field
 
-from kvq_core.spec.rule import Frozen
+from kvq_core.spec.frozen import Frozen
 from kvq_core.studies.prompts import Prompt
 
 MOST_WORDS = 100_000
