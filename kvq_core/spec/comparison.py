@@ -138,6 +138,11 @@ class ComparisonSpec(Frozen):
                 raise SpecError("The prompt is empty; type one or pick a preset.")
             if self.tools:
                 raise SpecError("tools are given without messages; give the conversation as messages.")
+            if self.score_turns == "all":
+                raise SpecError(
+                    'score_turns = "all" is given without messages, and no given answers are there to score; give the '
+                    "conversation as messages, or leave it out."
+                )
             return self
         for name, given in (("prompt", self.prompt), ("system", self.system), ("chat = false", not self.chat)):
             if given:

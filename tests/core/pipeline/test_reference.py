@@ -21,6 +21,8 @@ from kvq_core.studies.study import study
 from tests.support.study_models import LANES, prompt, study_data, write_model
 from ui.form.values import FIELDS, from_comparison, to_comparison
 
+TALK = {"prompt": "", "chat": True, "messages": [{"role": "user", "content": "w1"}]}
+
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> dict[str, Path]:
@@ -136,7 +138,7 @@ def test_ids_without_a_reference_stay_and_with_one_tell_its_content(files, tmp_p
     ("changes", "said"),
     [
         ({"reference": "other"}, "has another tokenizer than 4: .x5. is token 5 there and none here"),
-        ({"score_turns": "all"}, 'score_turns = "all" and reference are both given'),
+        ({**TALK, "score_turns": "all"}, 'score_turns = "all" and reference are both given'),
         ({"score_prompt": "all"}, 'score_prompt = "all" and reference are both given'),
     ],
 )

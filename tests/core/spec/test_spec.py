@@ -38,6 +38,7 @@ BAD = [
     (with_lane(method="fp16", select={"by": "h2o", "heavy": True}), ["heavy = True", "number from 0 to 1"]),
     (with_lane(method="svdq", knobs={"sparsity": {"chunk_size": True}}), ["sparsity.chunk_size = True", "integer"]),
     ({"prompt": "p", "continuation": " "}, ["continuation", "empty"]),
+    ({"prompt": "p", "score_turns": "all"}, ["score_turns", "without messages"]),
     ({"prompt": "p", "lanes": {}}, ["lanes = {}", "must be a list"]),
     ({"prompt": "p", "lanes": [1]}, ["lane 1 = 1", "must be an object"]),
     ({"prompt": "p", "lanes": [{}]}, ["lane 1: method is missing"]),
