@@ -49,6 +49,10 @@ def check_conversation(messages: tuple[Message, ...], tools: tuple[Tool, ...]) -
             f"message {len(roles) - roles[::-1].index('system')} is from the system; there is at most one such "
             "message, and it is the first."
         )
+    if roles[0] == "assistant":
+        raise SpecError(
+            "message 1 is from the assistant, and nothing was said before it; begin with one of the system or the user."
+        )
     if roles[-1] not in ("user", "tool"):
         raise SpecError(
             f"the last message is from the {roles[-1]}, and there is nothing to answer; end with one of the user or a "

@@ -142,6 +142,7 @@ def test_lanes_of_chunks_shorter_than_the_first_turn_are_scored_from_after_it(mo
         ({"messages": [*TALK, {"role": "system", "content": "x"}, TALK[0]]}, "message 4 is from the system"),
         ({"messages": [{"role": "system", "content": "x"}] * 2 + TALK}, "message 2 is from the system"),
         ({"messages": TALK[:2]}, "nothing to answer"),
+        ({"messages": TALK[1:]}, "message 1 is from the assistant, and nothing was said before it"),
         ({"messages": [{"role": "user", "content": " "}]}, "message 1, from the user, is empty"),
         (
             {"messages": [TALK[0], {"role": "assistant", "tool_calls": [{"function": {"name": "tide"}}]}, TALK[2]]},
