@@ -4,6 +4,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from pydantic import ValidationError
+
+from kvq_core.complaints import first_line
 from kvq_core.errors import SpecError
 from kvq_core.methods import Method, ModelShape, Window
 from kvq_core.spec.layers import layer_words
@@ -127,9 +130,10 @@ class Stack:
                 options["recent_tokens"] = recent
             try:
                 stored = rule.with_options(**options)
-            except SpecError as error:
+            except (SpecError, ValidationError) as error:
                 told = ", ".join(f"{name} = {value}" for name, value in options.items())
-                raise SpecError(f"{self._named()}: fp16 there is {told} of {rule.method}, and {error}") from None
+                said = first_line(error, Rule) if isinstance(error, ValidationError) else error
+                raise SpecError(f"{self._named()}: fp16 there is {told} of {rule.method}, and {said}") from None
             yield Assignment(number, stored, self.tensor, self.layers, *sizes)
 
     def _encoded(self, kind: str) -> Rule | None:

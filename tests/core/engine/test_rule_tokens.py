@@ -180,6 +180,7 @@ REFUSED = [
     ([{**KIVI, "tokens": "first:12"}, Q4], "kivi stores 8 tokens at a time; give first whole multiples"),
     ([{**KIVI, "tokens": [[0, 9]]}, Q4], "give spans whole multiples"),
     ([{"method": "per_token", "tokens": "last:16"}, Q4], "keeps up to 32 newest tokens in fp16; give last:33 or more"),
+    ([{**FP16, "tokens": "first:5000"}, Q4], "fp16 there is sink_tokens = 5000 of "),
     ([{**Q8, "tokens": "last:8"}, {"method": "qaq"}], "qaq stores its tokens anew, as one: it cannot be split"),
     ([{**Q8, "tokens": [[0, 8]]}, {"method": "svdq", "tensors": "keys"}], "svdq stores the prompt once, as a whole"),
     ([{**Q8, "tokens": "last:8"}, {"method": "squat", "knobs": {"rope": "pre"}}], "keys before RoPE, "),
