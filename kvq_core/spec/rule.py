@@ -260,8 +260,8 @@ class Rule(Storing):
         if self.tier[0] == "all" or own_chunk == "raw" or not self.build().quantizes:
             return None
         return (
-            f"own_chunk = stored does not go with tokens = {self.tokens} that are quantized: what stores such a token "
-            "changes within a chunk, which is not computed; take own_chunk = raw, or fp16 there"
+            f"own_chunk = stored reads the tokens of a chunk as one rule stores them, and tokens = {self.tokens} are "
+            "quantized by another; take own_chunk = raw, or fp16 there"
         )
 
     def named(self) -> str:

@@ -219,6 +219,10 @@ def test_no_lane_writes_a_text_of_its_own_where_none_is_asked_for() -> None:
     ("lane", "said"),
     [
         ({"method": "kivi", "prefill": {"own_chunk": "stored"}}, "take own_chunk = raw"),
+        (
+            {"rules": [{"method": "q8_0", "tokens": "first:8"}, {"method": "q4_0"}], "prefill": "8 stored"},
+            "and tokens = first:8 are quantized by another; take own_chunk = raw, or fp16 there",
+        ),
         ({"method": "per_token", "prefill": {"chunk": 0}}, "chunk"),
         ({"method": "svdq", "knobs": {"sparsity": {}}, "prefill": {}}, "sparsity"),
         ({"method": "qaq", "knobs": {"update": "once"}, "prefill": {}}, "every_step"),

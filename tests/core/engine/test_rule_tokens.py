@@ -233,7 +233,7 @@ def test_tiers_take_a_prompt_in_chunks() -> None:
     lanes = [lane(*rules, label=str(n), prefill={"chunk": n}) for n in (7, 16, 64)]
     outcome = run_engine(tiny("llama"), prompt_ids(PROMPT), lanes, 24, audit=True, ignore_eos=True)
     assert [state.error for state in outcome.decode.states] == [None] * 3
-    with pytest.raises(SpecError, match="own_chunk = stored does not go with tokens = last:12"):
+    with pytest.raises(SpecError, match="tokens = last:12 are quantized by another"):
         lane({**Q8, "tokens": "last:12"}, Q4, prefill={"chunk": 8, "own_chunk": "stored"})
     with pytest.raises(SpecError, match="spans are kept beside a prompt that is known as a whole"):
         lane({**FP16, "tokens": [[2, 8]]}, Q4, prefill={"chunk": 8})
