@@ -23,8 +23,10 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
 def functions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, int]]:
-    """Functions by their qualified names, each with its lines."""
+    """Functions by their qualified names, each with its lines. None is defined within an expression."""
     for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.expr):
+            continue
         name = within
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             name = f"{within}.{node.name}".lstrip(".")
