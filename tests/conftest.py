@@ -41,7 +41,8 @@ _BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-
 # Workers take whole groups of tests in the order collected: a file each, and all files that share a server, a browser
 # or a run. Those that take longest come first.
 _SERVED = "browser"
-_TOGETHER = ("ui/api/",)  # how the names of files begin that share what their conftest makes once
+# How the names of files begin that share what their conftest makes once, or the sources that they parse.
+_TOGETHER = (("ui/api/",), ("test_imports.py", "test_sizes.py"))
 # served by the worker itself
 _APART = tuple(
     f"browser/test_{name}.py"
@@ -159,7 +160,7 @@ def _group(node: str) -> str:
     file = node.split("::")[0].removeprefix("tests/")
     if file.startswith(f"{_SERVED}/") and file not in _APART:
         return _SERVED
-    return next((start for start in _TOGETHER if file.startswith(start)), file)
+    return next((starts[0] for starts in _TOGETHER if file.startswith(starts)), file)
 
 
 class _Groups(LoadScopeScheduling):
