@@ -107,3 +107,18 @@ def test_the_answer_is_replayed_by_keys_and_pauses_where_it_is(quick, open_page)
     assert slider.input_value() == str(int(stopped) + 1), "nothing moves by itself where motion is not wanted"
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
     assert serious(page) == []
+
+
+def test_the_lane_whose_words_are_shown_is_switched_on(quick, open_page):
+    worst = sorted(range(len(RECORD.lanes)), key=lambda at: -float(ARRAYS[f"lane/{at}/kld"].mean()))
+    page = open_page(f"{quick}/?run={RECORD.id}&view=attention&off={worst[0]}", reading=True)
+    page.wait_for_function(READY)
+    pick = page.locator("#reading-lane")
+    assert pick.input_value() == str(worst[1])
+    assert pick.locator("option:not([hidden])").count() == len(RECORD.lanes) - 1
+    at = f"{LAYER}.{HEAD}.{STEP + 1}"
+    page = open_page(f"{quick}/?run={RECORD.id}&view=attention&at={at}&off={worst[0]}", reading=True)
+    page.wait_for_function(READY)
+    page.locator(f"[data-switch='{worst[1]}']").click()
+    page.wait_for_function("lane => document.querySelector('#reading-lane').value == lane", arg=str(worst[2]))
+    assert RECORD.lanes[worst[2]].label in page.locator(".reading-said").inner_text()

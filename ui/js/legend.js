@@ -22,6 +22,7 @@
     const all = document.querySelector("#legend [data-lanes=all]");
     if (all) all.hidden = !off.size;
     worstReady();
+    switchWords();
   };
   // What has thousands of elements of a run with many lanes is left out of the frame where it is out of sight.
   const LARGE = ["answers", "score-table"];

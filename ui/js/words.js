@@ -91,6 +91,26 @@
     tintWords(token);
     showStep(token);
   };
+  // A lane that is switched off is no choice, unless all are: of the others the one that lost most is shown in its place.
+  // Whether that is another one than before.
+  const offerLanes = () => {
+    const [pick, before, lanes] = [document.getElementById("reading-lane"), reading.picked, reading.lanes.map(({ of }) => of)];
+    const on = lanes.filter((lane) => !off.has(lane));
+    for (const option of pick.options) option.hidden = option.disabled = on.length > 0 && off.has(Number(option.value));
+    const offered = on.length ? on : lanes;
+    if (!offered.includes(before)) reading.picked = worstOf(offered);
+    pick.value = reading.picked;
+    return reading.picked !== before;
+  };
+  // Gradio may keep the element and write another selection's words into it, or empty what was laid.
+  const isLaid = () => {
+    const place = document.getElementById("reading-data");
+    const laid = reading && document.querySelector(".reading-text")?.childElementCount === reading.texts.length;
+    return laid && reading.place === place && reading.text === place.textContent;
+  };
+  const switchWords = () => {
+    if (isLaid() && offerLanes()) renderReading();
+  };
   // Called whenever the page changed.
   const readWords = () => {
     const place = document.getElementById("reading-data");
@@ -98,13 +118,10 @@
       reading = null;
       return;
     }
-    // Gradio may keep the element and write another selection's words into it, or empty what was laid
-    const laid = document.querySelector(".reading-text").childElementCount === reading?.texts.length;
-    if (laid && reading.place === place && reading.text === place.textContent) return;
+    if (isLaid()) return;
     const picked = reading?.run === JSON.parse(place.textContent).run ? reading.picked : null;
-    reading = readReading(place);
-    reading.picked = picked ?? worstOf(reading.lanes.map(({ of }) => of));
-    document.getElementById("reading-lane").value = reading.picked;
+    reading = { ...readReading(place), picked };
+    offerLanes();
     layWords();
     steady();
     renderReading();
