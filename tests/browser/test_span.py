@@ -181,6 +181,8 @@ def test_what_is_of_a_span_and_what_of_the_whole_answer_is_said(quick, open_page
         assert page.evaluate(added, list(place)) == f'"{said}"'
     open_view(page, "Verdicts")
     says(page, 12, 20)
+    assert page.evaluate(added, ["#verdicts .reasons", "::before"]) == '"of the whole answer"'
+    assert page.locator("#verdicts .reasons [data-number]").count() == 0, "what is of the span stands apart"
     page.keyboard.press("Escape")
     page.wait_for_function("!document.querySelector('[data-whole]')")
     assert page.locator("#card-1 [data-number=near_ties]").text_content() == near_ties(SHIPPED[0].lanes[0])

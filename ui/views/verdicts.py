@@ -120,14 +120,15 @@ def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
     table = _table(record, arrays, index) if lane.metrics else f'<p class="error">{safe(lane.error or "")}</p>'
     told = explain(record, arrays, index)
     because = "".join(f"<li>{prose(said)}</li>" for said in (found.sentence, *told.sentences, *remarks(lane)) if said)
-    because += near_ties_html(lane, "li")
+    ties = near_ties_html(lane, "li")  # alone of these is told of tokens that are brushed
     return (
         f'<section class="verdict lane-{record.number(index)}" data-of="{index}" '
         f'aria-label="Verdict of {safe(lane.label)}">'
         f'<div class="top"><h3>{safe(lane.label)}</h3>{tick(record, lane.text) if lane.status == "done" else ""}'
         f'<span class="badge {found.tone}" data-number="verdict" title="{safe(found.why)}">{safe(found.word)}</span>'
         "</div>"
-        f"{table}<ul>{because}</ul>{_why(record, index)}{_suggestion(index, told.suggestion, told.because)}"
+        f'{table}<ul class="reasons">{because}</ul>{ties and f"<ul>{ties}</ul>"}{_why(record, index)}'
+        f"{_suggestion(index, told.suggestion, told.because)}"
         f"{take_away(lane, shape_of(record).kinds)}</section>"
     )
 
