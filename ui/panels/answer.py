@@ -15,7 +15,7 @@ def answer_html(record: Record, arrays: Arrays) -> str:
     """Of the lanes that are drawn; what stands on the card is counted and told of the record alone."""
     found = answer(record, arrays)
     where = f"run {record.id[:8]} · {record.created[:10]}"
-    head = safe(found.sentence)
+    head = prose(found.sentence)
     if found.lane is not None:
         label = safe(record.lanes[found.lane].label)
         head = f'<mark class="lane-{record.number(found.lane)}">{label}</mark> {head}'

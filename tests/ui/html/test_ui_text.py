@@ -1,5 +1,6 @@
 """Whatever people, models and links say reaches the page as text."""
 
+import re
 from html import unescape
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from kvq_core.errors import StoreError
 from kvq_core.events import LaneProgress, Step
+from kvq_core.pipeline.examples import example_ids, packaged_store
 from kvq_core.spec import parse_spec
 from tests.support.ui_record_factory import make_run
 from ui.html.cards import failed_card, lane_body, lane_head, reference_body, waiting_head
@@ -14,6 +16,7 @@ from ui.html.escape import SHADES, lane_tokens, safe, shade, strip, token
 from ui.html.numbers import bits, percent, seconds, significant, size
 from ui.html.pieces import spans
 from ui.html.status import line, notice
+from ui.panels.answer import answer_html
 from ui.panels.history import history_html, remember
 from ui.panels.launch import estimate_html
 from ui.panels.live_cards import LiveCards
@@ -187,3 +190,8 @@ def test_why_the_texts_disagree():
     assert "same random number" in (told := disagreement(record, arrays, 0)) and "logits" not in told
     record.lanes[0].metrics.first_divergence = None
     assert "token for token" in disagreement(record, arrays, 0)
+
+
+def test_the_answers_percent_sign_is_on_the_line_of_its_number():
+    head = re.search(r"<h1.*</h1>", answer_html(*packaged_store().load(example_ids()["five-ideas"])))[0]
+    assert "\xa0%" in head and " %" not in head
