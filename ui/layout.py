@@ -19,7 +19,7 @@ from ui.html.along import along_html
 from ui.html.copying import FOLLOW_JS
 from ui.html.status import notice
 from ui.panels.act import ACTING, ActPanel, create_act, wire_act
-from ui.panels.answer import answer_html
+from ui.panels.answer import UNANSWERED, answer_html
 from ui.panels.answers import AnswerCards, all_lanes, create_answers, finished_cards, stage_html, wire_table
 from ui.panels.claims import create_claims
 from ui.panels.differs import create_differs, wire_differs
@@ -143,6 +143,7 @@ def _arrange(services: Services) -> Page:
             past = create_history()
             create_shared(services)
         with gr.Column(elem_id="right", min_width=0):
+            gr.HTML(UNANSWERED, elem_id="unanswered")
             status = gr.HTML("", elem_id="status")
             with gr.Column(elem_classes=["card"], elem_id="sharing"):
                 share = create_share()

@@ -157,3 +157,10 @@ def test_a_link_looks_at_the_view_and_the_selection_it_was_copied_with(quick, op
     page.wait_for_selector("#views [data-view=damage][aria-selected=true]")
     page = open_page(f"{quick}/?run={RECORD.id}&view=none&at=x", reading=True)
     page.wait_for_selector(VIEWS["Verdicts"])
+
+
+@pytest.mark.parametrize(("asked", "wait"), [("preset=first-look", "#lane-row-0"), (f"run={RECORD.id}", "#answer h1")])
+def test_a_page_has_one_heading_above_all_others(quick, open_page, asked, wait):
+    page = open_page(f"{quick}/?{asked}")
+    page.wait_for_selector(wait)
+    assert page.locator("h1:visible").count() == 1

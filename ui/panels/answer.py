@@ -6,6 +6,8 @@ from ui.html.escape import prose, safe, shorten
 from ui.html.tradeoff import tradeoff
 from ui.words.answer import answer, floor_words
 
+UNANSWERED = '<h1 class="sr-only">KVQ Explorer</h1>'  # the page's heading, while no answer is
+
 
 def _beyond(others: str) -> str:
     return f'<p class="beyond">{prose(others)}</p>' if others else ""
