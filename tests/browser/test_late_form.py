@@ -147,6 +147,26 @@ def test_what_is_changed_while_another_editor_comes_stands_in_it(page, hold):
     page.wait_for_function(f"{LABELS}[0] === 'Typed meanwhile and on'")
 
 
+def test_what_is_typed_goes_on_in_an_editor_that_came_anew(page, hold):
+    page.locator("#lane-row-0").click()
+    knob = page.locator("#in-kivi-group_size")
+    for before, then in (("", "1"), ("1", "6")):
+        revision = page.locator("#editor [data-revision]").get_attribute("data-revision")
+        change = hold(lanes_panel, "apply_change")
+        page.locator(".lane-power").nth(1).press("Enter")  # after which the editor comes anew
+        assert change.asked.wait(60)
+        knob.focus()
+        change.free.set()
+        page.wait_for_function(
+            "before => document.querySelector('#editor [data-revision]').dataset.revision !== before", arg=revision
+        )
+        assert page.evaluate("document.activeElement.id") == "in-kivi-group_size"
+        page.keyboard.type(then)
+        assert knob.input_value() == before + then
+        said = "said => document.querySelector('#lane-row-0').innerText.includes(said)"
+        page.wait_for_function(said, arg=f"group {before}{then}")
+
+
 def test_changes_of_a_lane_stay_out_of_the_form_that_a_preset_fills(page):
     page.locator("#lane-row-0").click()
     page.wait_for_selector("#in-lane-label")

@@ -73,6 +73,19 @@
   });
 
   document.addEventListener("pointerdown", () => (focus = null), true);
+  document.addEventListener("focusin", ({ target }) => {
+    if (target.dataset.place && target.closest("[data-uid]")) focus = target.id;
+  });
+  // What came anew under whoever was in it: what one types goes on there, behind what was typed, or in place of what the
+  // Tab key marks.
+  const goOnIn = (place) => {
+    place?.focus({ preventScroll: true });
+    if (!place?.matches("[data-place]:is([type=number], [type=text])")) return;
+    if (edits.values[place.dataset.place] === undefined) return place.select();
+    const { value } = place;
+    place.value = "";
+    place.value = value; // the caret is behind it; a number's has no other way there
+  };
 
   // A lane is moved by its grip: dragged, or with the arrow keys, in which case the focus goes with it.
   let carried = null;

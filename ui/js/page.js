@@ -14,7 +14,7 @@
     along();
     readWords();
     if (opensCard !== null) toCard();
-    if (focus && document.activeElement === document.body) document.getElementById(focus)?.focus({ preventScroll: true });
+    if (focus && document.activeElement === document.body) goOnIn(document.getElementById(focus));
     for (const link of document.querySelectorAll("[data-place]")) {
       if (link.dataset.place === document.documentElement.dataset.at) link.setAttribute("aria-current", "page");
     }
