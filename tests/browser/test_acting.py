@@ -153,7 +153,9 @@ def test_a_point_opens_its_lanes_card_and_a_figure_is_taken_away_by_its_menu(pag
     assert menu.locator("[data-take=embed]").text_content() == "Copy embed code"
 
 
-@pytest.mark.parametrize(("view", "figure"), [("Rate–distortion", "rate-flips"), ("Text", "kld-strips")])
+@pytest.mark.parametrize(
+    ("view", "figure"), [("Rate–distortion", "rate-flips"), ("Text", "kld-strips"), ("Where", "channels-key")]
+)
 def test_code_that_embeds_a_figure_cuts_nothing_of_it_and_is_copied_without_a_clipboard(page, view, figure):
     open_view(page, view)
     page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined, configurable: true })")
@@ -163,6 +165,9 @@ def test_code_that_embeds_a_figure_cuts_nothing_of_it_and_is_copied_without_a_cl
     menu.locator("[data-take=embed]").click()
     page.wait_for_function("window.copiedText?.startsWith('<iframe')")
     code = page.evaluate("window.copiedText")
+    place = page.evaluate("JSON.parse(document.querySelector('#selected [data-at]').dataset.at)")
+    at = f"&at={place['layer']}.{place['head']}.{place['token']}"
+    assert f"view={'key-channels' + at if view == 'Where' else ''}" in code and (at in code) == (view == "Where")
     framed = page.context.new_page()
     framed.set_content(code)
     frame = framed.wait_for_selector("iframe").content_frame()

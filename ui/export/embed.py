@@ -13,6 +13,7 @@ from kvq_core.record.part import drawn_of
 from ui.export.card import title
 from ui.export.hover import marks
 from ui.export.report import style
+from ui.export.selected import SELECTED, Asked, place_of
 from ui.export.svg import svg
 from ui.export.views import VIEWS, caption
 from ui.html.escape import safe
@@ -25,29 +26,37 @@ _BEGIN = (
 )
 
 
-def embed(record: Record, arrays: Arrays, view: str, link: str = "") -> str:
-    """The whole document. Raises SpecError for a view there is not, or that the run has nothing for."""
-    if view not in VIEWS:
-        raise SpecError(f"view = {excerpt(view)} is not allowed; give one of {', '.join(VIEWS)}.")
-    figure = VIEWS[view].draw(*drawn_of(record, arrays))
+def embed(record: Record, arrays: Arrays, view: str, link: str = "", at: Asked | None = None) -> str:
+    """The whole document; ``at``: see ``place_of``. Raises SpecError for a view there is not, or that the run has
+    nothing for."""
+    if view not in (*VIEWS, *SELECTED):
+        raise SpecError(f"view = {excerpt(view)} is not allowed; give one of {', '.join((*VIEWS, *SELECTED))}.")
+    picture = VIEWS.get(view) or SELECTED[view].of(place_of(record, arrays, at or {}))
+    figure = picture.draw(*drawn_of(record, arrays))
     if figure is None:
-        raise SpecError(f"Run {record.id} has nothing for the view {view}: its captures are off, or no lane finished.")
+        raise SpecError(
+            f"Run {record.id} has nothing for the view {view}{picture.where}: its captures are off or of others, or no "
+            "lane finished."
+        )
     script = Path(__file__).with_name("embed.js").read_text(encoding="utf-8")
     seal = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     said = json.dumps(marks(figure), separators=(",", ":")).replace("<", "\\u003c")
     source = f'<a href="{safe(link)}" target="_blank" rel="noopener">{safe(title(record))}</a>'
-    return (
+    page = (
         _BEGIN
         + "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         f"img-src data:; script-src 'sha256-{seal}'\">"
         f"<title>{safe(title(record))}</title>"
         f'<meta name="description" content="{safe(overall(record, arrays))}">'
         f"<style>{style()}</style></head>"
-        f'<body class="embed"><main><figure>{caption(VIEWS[view])}{svg(figure)}</figure>'
+        f'<body class="embed"><main><figure>{caption(picture)}{svg(figure)}</figure>'
         f'<p class="mute" id="said" aria-live="polite">{safe(overall(record, arrays))}</p>'
         f'<p class="mute">{source if link else safe(title(record))} · run {record.id}</p></main>'
         f'<script type="application/json" id="marks">{said}</script><script>{script}</script></body></html>'
     )
+    if len(page.encode()) > MOST_BYTES:
+        raise SpecError(f"The view {view} of run {record.id} takes {len(page) / 1000:,.0f} kB, a frame at most 400.")
+    return page
 
 
 def refused(said: str) -> str:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 from ui.export.svg import room
@@ -12,6 +13,7 @@ from ui.export.svg_axes import Axis, axes, bar_axis, coordinates, places
 from ui.figures.base import heat
 from ui.html.numbers import significant
 
+MOST_CELLS = 2000  # of a picture's heatmaps: some 100 bytes each
 Mark = tuple[float, float, str]  # x and y in the picture, and what is said there
 
 
@@ -31,11 +33,14 @@ def _marks(figure: go.Figure, trace: Any, scales: dict[str, Axis]) -> Iterator[M
     name = f"{_plain(trace.name)} · " if trace.name else ""
     if trace.type == "heatmap":
         measured = _plain(figure.layout.coloraxis.colorbar.title.text or "")
-        for row, cells in enumerate(heat(figure, trace)):
-            for column, value in enumerate(cells):
-                if not math.isnan(value):
-                    where = f"{titles[0]} {_said(given[0][column])}, {titles[1]} {_said(given[1][row])}"
-                    yield _mark(across[column], up[row], f"{name}{where}: {_worth(measured, _said(value))}")
+        logs = "%{customdata}" in (trace.hovertemplate or "")  # the scale is one of logarithms
+        values = np.asarray(trace.customdata if logs else heat(figure, trace), dtype=float)
+        for row, column in strongest(values, MOST_CELLS // len(figure.data)):
+            where = ", ".join(
+                f"{title} {_said(at)}".strip()
+                for title, at in zip(titles, (given[0][column], given[1][row]), strict=True)
+            )
+            yield _mark(across[column], up[row], f"{name}{where}: {_worth(measured, _said(values[row, column]))}")
         return
     vertical = trace.type != "bar" or bar_axis(trace) == "x"
     of, measured = titles if vertical else titles[::-1]
@@ -45,6 +50,19 @@ def _marks(figure: go.Figure, trace: Any, scales: dict[str, Axis]) -> Iterator[M
             told = _told(trace, at, value)
             where = f"{name}{_quantity(of)[0]} {_said(place)}"
             yield _mark(px, py, where if told is None else f"{where}: {_worth(measured, told)}")
+
+
+def strongest(values: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
+    """Row and column of every cell that is a number; of more than ``most`` cells the strongest of each patch of them,
+    for the script says the nearest one."""
+    rows, columns = values.shape
+    patch = max(1, math.ceil(math.sqrt(values.size / max(1, most))))
+    for row in range(0, rows, patch):
+        for column in range(0, columns, patch):
+            part = np.abs(values[row : row + patch, column : column + patch])
+            if not np.isnan(part).all():
+                y, x = np.unravel_index(np.nanargmax(part), part.shape)
+                yield row + int(y), column + int(x)
 
 
 def _told(trace: Any, at: int, value: Any) -> str | None:

@@ -35,7 +35,10 @@ def svg(figure: go.Figure) -> str:
     left, scales = inner[0], axes(figure, inner)
     body = [_frame(figure, scales, x, y) for x, y in pairs(figure)]
     stacked: dict[Any, np.ndarray] = {}
-    body += [_trace(figure, trace, scales, stacked) for trace in figure.data]
+    befores = [None, *figure.data]
+    body += [
+        _trace(figure, trace, before, scales, stacked) for before, trace in zip(befores, figure.data, strict=False)
+    ]
     body += [_note(note, inner) for note in layout.annotations]
     body += [_mark(shape, scales) for shape in layout.shapes if shape.name]
     body += [_legend_entry(entry, left) for entry in legend]
@@ -57,14 +60,14 @@ def room(figure: go.Figure) -> tuple[Box, float]:
     return (left, top, WIDTH - right, height - max(46, layout.margin.b or 46)), height
 
 
-def _trace(figure: go.Figure, trace: Any, scales: dict[str, Axis], stacked: dict[Any, np.ndarray]) -> str:
+def _trace(figure: go.Figure, trace: Any, before: Any, scales: dict[str, Axis], stacked: dict[Any, np.ndarray]) -> str:
     x, y = scales[trace.xaxis or "x"], scales[trace.yaxis or "y"]
     if trace.type == "heatmap":
         return _heatmap(figure, trace, x, y)
     if trace.type == "bar":
         return _bars(figure, trace, x, y, stacked)
     if trace.type == "scatter":
-        return _scatter(trace, x, y)
+        return (_band(trace, before, x, y) if trace.fill == "tonexty" else "") + _scatter(trace, x, y)
     raise TypeError(f"a {trace.type} trace has no static form")
 
 
@@ -94,8 +97,18 @@ def _bars(figure: go.Figure, trace: Any, x: Axis, y: Axis, stacked: dict[Any, np
     return "".join(parts)
 
 
+def _points(trace: Any, x: Axis, y: Axis) -> list[tuple[float, float]]:
+    return list(zip(places(x, coordinates(trace, "x")), places(y, coordinates(trace, "y")), strict=True))
+
+
+def _band(trace: Any, before: Any, x: Axis, y: Axis) -> str:
+    """What lies between a line and the one before it."""
+    edges = (*_points(before, x, y), *reversed(_points(trace, x, y)))
+    return f'<path d="M{"L".join(f"{px:.1f} {py:.1f}" for px, py in edges)}Z" fill="{trace.fillcolor}"/>'
+
+
 def _scatter(trace: Any, x: Axis, y: Axis) -> str:
-    points = list(zip(places(x, coordinates(trace, "x")), places(y, coordinates(trace, "y")), strict=True))
+    points = _points(trace, x, y)
     out = ""
     mode = trace.mode or "lines"
     color = trace.line.color or trace.marker.color or "currentColor"
@@ -121,9 +134,7 @@ def _heatmap(figure: go.Figure, trace: Any, x: Axis, y: Axis) -> str:
     low, high, scale = shared.cmin or 0.0, shared.cmax or 1.0, shared.colorscale or SEQUENTIAL
     shown = np.nan_to_num(heat(figure, trace))  # what is blank has the colour of nothing
     codes = np.clip((shown - low) / ((high - low) or 1.0) * 255, 0, 255).astype(np.uint8)
-    xs, ys = coordinates(trace, "x"), coordinates(trace, "y")
-    left, right = x.place(xs[0] - 0.5 * _gap(xs)), x.place(xs[-1] + 0.5 * _gap(xs))
-    top, bottom = y.place(ys[0] - 0.5 * _gap(ys)), y.place(ys[-1] + 0.5 * _gap(ys))
+    (left, right), (top, bottom) = _edges(x, coordinates(trace, "x")), _edges(y, coordinates(trace, "y"))
     if top > bottom:  # the first row is the lowest one
         codes, top, bottom = codes[::-1], bottom, top
     data = base64.b64encode(png(codes, scale)).decode()
@@ -133,8 +144,11 @@ def _heatmap(figure: go.Figure, trace: Any, x: Axis, y: Axis) -> str:
     )
 
 
-def _gap(places: np.ndarray) -> float:
-    return float(places[1] - places[0]) if places.size > 1 else 1.0
+def _edges(axis: Axis, given: np.ndarray) -> tuple[float, float]:
+    """Where the first cell begins and the last one ends, by their middles."""
+    at = places(axis, given)
+    half = 0.5 * float(at[1] - at[0] if at.size > 1 else axis.place(1.0) - axis.place(0.0))
+    return float(at[0]) - half, float(at[-1]) + half
 
 
 def png(codes: np.ndarray, scale: Any) -> bytes:
@@ -234,7 +248,7 @@ def _color_bar(told: Any, inner: Box) -> str:
     x, top, bottom = inner[2] + 12, inner[1], min(inner[3], inner[1] + 220)
     stops = "".join(f'<stop offset="{part:g}" stop-color="{color}"/>' for part, color in told.colorscale)
     bar = told.colorbar
-    ends = _end(told.cmax), _end(told.cmin)
+    ends = (_end(told.cmax), _end(told.cmin)) if bar.ticktext is None else (bar.ticktext[-1], bar.ticktext[0])
     name = f"scale-{zlib.crc32(stops.encode()):08x}"  # ids are the whole page's
     return (
         f'<linearGradient id="{name}" x1="0" x2="0" y1="1" y2="0">{stops}</linearGradient>'

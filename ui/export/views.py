@@ -15,11 +15,12 @@ from ui.html.escape import safe
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure and its caption; ``draw`` gives None where a run has nothing to draw."""
+    """A figure and its caption; ``draw`` gives None where a run has nothing to draw, or has not ``where`` it looks."""
 
     title: str
     words: str
     draw: Callable[[Record, Arrays], go.Figure | None]
+    where: str = ""
 
 
 def caption(view: Picture) -> str:

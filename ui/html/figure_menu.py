@@ -15,14 +15,33 @@ EMBEDDED = {
     "grid-value": "values",
     "ranks": "rank",
 }  # by figure, the view of /embed that shows it
+SELECTED = {
+    "score-map": "scores",
+    "attention-rows": "attention",
+    "sinks": "sinks",
+    "channels-key": "key-channels",
+    "channels-value": "value-channels",
+    "depth": "depth",
+    "means": "means",
+    "lane-spectra": "spectra",
+    "key-channels": "key-spread",
+    "latent-channels": "latent-spread",
+}  # the same of those in depth; most show what is selected
 TAKEN = (("png", "PNG"), ("svg", "SVG"), ("csv", "CSV"), ("parquet", "Parquet"))
+PICKED = "No embed code: it shows what a picker of its view chooses, which no link says."
+UNKEPT = "No embed code: computed from memory. Keep it with the run first."
+ALONE = "No embed code: the page alone draws this figure."
 
 
-def menu_html(figure: str, title: str, embeds: bool = True) -> str:
-    """``embeds``: not where a picker has the figure show what no frame would."""
+def menu_html(figure: str, title: str, lacks: str = "") -> str:
+    """``lacks``: why no frame would show this figure as it is drawn, such as ``PICKED``."""
     buttons = "".join(f'<button type="button" data-take="{what}">{name}</button>' for what, name in TAKEN)
-    if embeds and figure in EMBEDDED:
-        code = f'data-take="embed" data-embed="{EMBEDDED[figure]}" aria-live="polite"'
+    view = EMBEDDED.get(figure) or SELECTED.get(figure)
+    if view is None or lacks:
+        buttons += f"<small>{safe(lacks or ALONE)}</small>"
+    else:
+        at = " data-selected" * (figure in SELECTED)
+        code = f'data-take="embed" data-embed="{view}"{at} aria-live="polite"'
         buttons += f'<button type="button" {code}>Copy embed code</button>'
     return (
         f'<details class="figure-menu" data-figure-menu="{figure}"><summary aria-label="Take away: {safe(title)}" '

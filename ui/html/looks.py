@@ -53,9 +53,13 @@ def whole_layer(layer: int) -> str:
     return f"layer {layer}, every head and step"
 
 
+def from_memory(record: Record, layer: int) -> bool:
+    """Whether maps of a layer are drawn from memory, and kept nowhere yet."""
+    return any(not look.id and layer in look.capture.layers for look, _ in record.looks)
+
+
 def _from_memory(record: Record, layer: int) -> str:
-    """Of maps that are drawn from memory, and kept nowhere yet."""
-    if not any(not look.id and layer in look.capture.layers for look, _ in record.looks):
+    if not from_memory(record, layer):
         return ""
     return (
         '<p class="look-again"><small>Computed from the keys and queries of this very run, which are still in memory.'

@@ -1,13 +1,15 @@
   // One figure is taken away by its own menu: as an image, drawn here; as numbers, which the server writes; or as code
   // that embeds it elsewhere.
   const FRAME = 760; // px, its width
-  const addressOf = (view) => {
+  const addressOf = ({ embed, selected }) => {
     const root = window.gradio_config?.root ?? location.origin;
-    return `${root}/embed?run=${document.querySelector("#legend [data-run]")?.dataset.run ?? ""}&view=${view}`;
+    const { layer, head, token } = drawnFor("#selected");
+    const at = selected === undefined ? "" : `&at=${layer}.${head}.${token}`;
+    return `${root}/embed?run=${document.querySelector("#legend [data-run]")?.dataset.run ?? ""}&view=${embed}${at}`;
   };
   // What a frame shows is as high as it is drawn: once out of sight, so that nothing of it is cut.
-  const frame = async (view, title) => {
-    const src = addressOf(view);
+  const frame = async (asked, title) => {
+    const src = addressOf(asked);
     const answer = await fetch(src);
     if (!answer.ok) throw new Error(answer.status);
     const drawn = Object.assign(document.createElement("iframe"), { width: FRAME, height: 1, srcdoc: await answer.text() });
@@ -22,7 +24,7 @@
   };
   const copyFrame = async (button, menu) => {
     const [text, title] = [button.textContent, menu.parentElement.querySelector("h3").textContent];
-    const told = await frame(button.dataset.embed, title).then(copied).then((done) => (done ? "Copied" : "Not allowed to copy"), () => "Not drawn, try again");
+    const told = await frame(button.dataset, title).then(copied).then((done) => (done ? "Copied" : "Not allowed to copy"), () => "Not drawn, try again");
     button.textContent = told;
     setTimeout(() => {
       button.textContent = text;

@@ -1,4 +1,4 @@
-"""``/embed?run=...&view=...``: one figure of a run without the page around it; ``/card.png?run=...``, its card."""
+"""``/embed?run=...&view=...&at=...``: one figure of a run, no page around it; ``/card.png?run=...``, its card."""
 
 from functools import partial
 
@@ -10,6 +10,7 @@ from kvq_core.errors import KvqError
 from ui.export.card import answer_line, title
 from ui.export.embed import embed, refused
 from ui.export.picture import png_card
+from ui.export.selected import read_place
 from ui.service.access import open_to_all
 from ui.service.services import Services
 
@@ -22,10 +23,10 @@ class Embeds:
         self._services = services
 
     async def answer(self, request: Request) -> HTMLResponse:
-        run, view = (request.query_params.get(name, "") for name in ("run", "view"))
+        run, view, at = (request.query_params.get(name, "") for name in ("run", "view", "at"))
         link = str(request.base_url.replace(query=f"run={run}"))
         try:
-            return HTMLResponse(await anyio.to_thread.run_sync(partial(self._page, run, view or "kld", link)))
+            return HTMLResponse(await anyio.to_thread.run_sync(partial(self._page, run, view or "kld", link, at)))
         except KvqError as error:
             return HTMLResponse(refused(str(error)), 404)
 
@@ -50,5 +51,5 @@ class Embeds:
     def _card(self, run: str, link: str) -> bytes:
         return png_card(*open_to_all(self._services, run), link)
 
-    def _page(self, run: str, view: str, link: str) -> str:
-        return embed(*open_to_all(self._services, run), view, link)
+    def _page(self, run: str, view: str, link: str, at: str) -> str:
+        return embed(*open_to_all(self._services, run), view, link, read_place(at))

@@ -16,7 +16,8 @@ from ui.figures import (
     sink_change,
 )
 from ui.figures.damage import MEASURES
-from ui.html.looks import layers_html, look_html, whole_layer
+from ui.html.figure_menu import PICKED, UNKEPT
+from ui.html.looks import from_memory, layers_html, look_html, whole_layer
 from ui.selection import Selection
 from ui.views.view import Drawing, Slot, Stacked, View, create_page, create_words, or_absent
 from ui.words.damage import damage
@@ -108,4 +109,13 @@ def compute(record: Record, arrays: Arrays, at: Selection, measure: str, uncentr
         "look-layers": layers_html(record, arrays, "delta_mean"),
         "look-maps": look_html(record, arrays, at.layer, at.head, missing, own),
     }
-    return Drawing(damage(record, arrays, at), figures, html, titles=titles)
+    lacks = _unkept(record, at) | ({"score-map": PICKED} if uncentred else {})
+    lacks |= {"depth": PICKED} if measure == "score" else {}
+    return Drawing(damage(record, arrays, at), figures, html, titles=titles, lacks=lacks)
+
+
+def _unkept(record: Record, at: Selection) -> dict[str, str]:
+    """Figures that are drawn from memory alone."""
+    maps = keeps(record, at.layer, at.head)
+    own = {"score-map": maps, "attention-rows": maps and at.step in record.capture.attention_steps}
+    return {name: UNKEPT for name, is_own in own.items() if not is_own and from_memory(record, at.layer)}

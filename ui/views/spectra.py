@@ -16,7 +16,8 @@ from ui.figures.spectra import (
     lane_spectra,
     mean_shares,
 )
-from ui.html.looks import look_html, whole_layer
+from ui.html.figure_menu import UNKEPT
+from ui.html.looks import from_memory, look_html, whole_layer
 from ui.selection import Selection
 from ui.views.view import Drawing, Slot, View, create_page, create_words, or_absent
 from ui.words import spectra
@@ -75,4 +76,6 @@ def compute(record: Record, arrays: Arrays, at: Selection, kind: str) -> Drawing
         titles = {slot.name: slot.title.replace(CENTRED, f", {WITH_MEAN}") for slot in slots}
     missing = whole_layer(at.layer) if spread is None else ""
     html = {"look-keys": look_html(record, arrays, at.layer, at.head, missing, at.layer in kept)}
-    return Drawing(spectra(record, arrays, at.layer), figures, html, titles=titles)
+    own = at.layer in kept or not from_memory(record, at.layer)
+    lacks = {} if own else dict.fromkeys(("key-channels", "latent-channels"), UNKEPT)
+    return Drawing(spectra(record, arrays, at.layer), figures, html, titles=titles, lacks=lacks)

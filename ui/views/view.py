@@ -15,7 +15,7 @@ from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.figures.base import lane_of
 from ui.html.escape import prose, safe
-from ui.html.figure_menu import menu_html
+from ui.html.figure_menu import PICKED, menu_html
 from ui.selection import Selection
 from ui.service.replays import with_maps
 
@@ -26,14 +26,15 @@ ABSENT = '<div class="slot" hidden></div>'
 @dataclass(frozen=True)
 class Drawing:
     """What a view shows: text that is escaped here, figures by the name of their slot (a sentence where the run kept
-    nothing to draw), finished HTML by name, titles of slots that follow a picker, and what tables hold, by name: lines
-    in the columns of ui.views.export."""
+    nothing to draw), finished HTML by name, titles of slots that follow a picker, what tables hold, by name: lines in
+    the columns of ui.views.export, and of slots that no frame can show as they are, why."""
 
     words: str
     figures: Mapping[str, "go.Figure | str"] = field(default_factory=dict)
     html: Mapping[str, str] = field(default_factory=dict)
     titles: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, Sequence[Sequence[Any]]] = field(default_factory=dict)
+    lacks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Slot:
         else:
             found.for_each_trace(lambda trace: trace.update(showlegend=False), lambda trace: lane_of(trace) is not None)
             note = safe(self.note)
-            head += menu_html(self.name, title, self.name not in drawn.titles)
+            head += menu_html(self.name, title, drawn.lacks.get(self.name, PICKED if self.name in drawn.titles else ""))
             body = (
                 f'<div class="plot" id="plot-{self.name}" style="min-height:{found.layout.height:.0f}px">'
                 f"<div hidden>{escape(found.to_json() or '', quote=False)}</div></div>"

@@ -15,6 +15,7 @@ from PIL import Image
 from starlette.requests import Request
 
 from kvq_core.cli.embed import NAMES
+from kvq_core.cli.embed import SELECTED as IN_DEPTH
 from kvq_core.cli.main import main as cli
 from kvq_core.errors import SpecError
 from kvq_core.pipeline.examples import example_ids, packaged_store
@@ -24,11 +25,13 @@ from tests.support.ui_record_factory import make_run
 from ui.export.__main__ import main
 from ui.export.card import answer_line, card
 from ui.export.embed import MOST_BYTES, embed
-from ui.export.hover import marks
+from ui.export.hover import marks, strongest
 from ui.export.picture import png_card
+from ui.export.selected import SELECTED
 from ui.export.svg import svg
 from ui.export.views import VIEWS
-from ui.html.figure_menu import EMBEDDED
+from ui.html.figure_menu import EMBEDDED, PICKED, UNKEPT
+from ui.html.figure_menu import SELECTED as OFFERED
 from ui.selection import Selection
 from ui.server.embeds import Embeds
 from ui.service.services import Services
@@ -82,6 +85,7 @@ def test_a_mark_is_a_lanes_own_and_names_quantity_and_unit(view):
 
 def test_every_picture_is_offered_by_the_menu_of_its_figure_and_named_by_the_command():
     assert sorted(EMBEDDED.values()) == sorted(VIEWS) == sorted(re.split(", | or ", NAMES))
+    assert sorted(OFFERED.values()) == sorted(SELECTED) == sorted(re.split(", | or ", IN_DEPTH))
 
 
 @pytest.mark.slow
@@ -90,7 +94,56 @@ def test_a_menu_offers_no_frame_of_what_a_picker_shows_in_its_figures_place():
     record, arrays = make_run(lanes=2)
     assert "data-embed" in slot.html(where(record, arrays, at, "relative", False))
     menu = slot.html(where(record, arrays, at, "score", False))
-    assert "data-take" in menu and "data-embed" not in menu
+    assert "data-take" in menu and "data-embed" not in menu and PICKED in menu, "and says why"
+    scores = Slot("score-map", "Scores")
+    assert 'data-embed="scores" data-selected' in scores.html(where(record, arrays, at, "relative", False))
+    arrays["lane/0/delta_offset"] = np.zeros((30, 9, 30), np.float32)
+    assert PICKED in scores.html(where(record, arrays, at, "relative", True))
+
+
+def test_a_menu_offers_no_frame_of_what_is_in_memory_alone():
+    record, arrays = make_run(lanes=2)
+    look = record.model_copy(update={"id": ""})
+    record = record.model_copy(update={"capture": record.capture.model_copy(update={"layers": [4]})})
+    record._replayed = ((look, arrays),)
+    menus = [
+        Slot(name, "Of a layer").html(where(record, arrays, Selection(layer, 0, 9), "relative", False))
+        for layer in (4, 5)
+        for name in ("score-map", "attention-rows")
+    ]
+    assert [UNKEPT in menu for menu in menus] == [False, False, True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("view", [view for view in SELECTED if "spread" not in view])
+def test_what_is_selected_is_drawn_where_it_is_asked_for(view):
+    record, arrays = make_run(lanes=3)
+    page = embed(record, arrays, view, at={"layer": 7, "head": 4, "token": 9})
+    assert len(page.encode()) < MOST_BYTES and json.loads(re.search(r'id="marks">(.*?)</script>', page, re.S)[1])
+    where = {
+        "scores": "(layer 7, query head 4)",
+        "attention": "(layer 7, head 4, step 8)",
+        "key-channels": "(layer 7, KV head 1)",
+        "value-channels": "(layer 7, KV head 1)",
+        "spectra": "(layer 7, KV head 1",
+    }
+    assert where.get(view, "<svg") in page
+
+
+def test_a_place_that_is_none_or_was_not_kept_is_refused_in_a_line():
+    record, arrays = make_run(lanes=2)
+    with pytest.raises(SpecError, match="layer = 30 is not allowed; run feedfacefeedface has layers 0 to 29"):
+        embed(record, arrays, "scores", at={"layer": 30})
+    with pytest.raises(SpecError, match="nothing for the view attention at layer 3, query head 0, token 4"):
+        embed(record, arrays, "attention", at={"layer": 3, "head": 0, "token": 4})
+
+
+def test_of_many_cells_the_strongest_of_each_patch_are_said():
+    values = np.arange(100.0).reshape(10, 10)
+    values[0, 0], values[9, 9] = -500, np.nan
+    found = list(strongest(values, 25))
+    assert len(found) == 25 and found[0] == (0, 0) and found[-1] == (9, 8)
+    assert len(list(strongest(values, 100))) == 99
 
 
 @pytest.mark.parametrize("view", ["confidence", "rate-output"])
@@ -135,6 +188,9 @@ def test_the_address_draws_what_may_be_opened(tmp_path, sample_run, monkeypatch)
     ):
         refused = answered(services, query)
         assert refused.status_code == 404 and said in refused.body.decode()
+    place = f"run={SHIPPED[0]}&view=spectra&at="
+    assert "(layer 3, KV head 1" in answered(services, f"{place}3.4.5").body.decode()
+    assert "give layer, query head and token, as 12.6.25" in answered(services, f"{place}3.4").body.decode()
     services.store.save(*sample_run(id="1" * 16))
     monkeypatch.setenv("KVQ_MODELS", "smollm2-135m-instruct-q4_1")  # a public instance
     assert answered(services, f"run={'1' * 16}").status_code == 404
@@ -159,6 +215,8 @@ def test_the_command_embed_hands_over_to_the_pages_program(capfd):
     assert cli(["embed", SHIPPED[0], "--view", "rate", "--link", "https://example.org"]) == 0
     page = capfd.readouterr().out
     assert page == embed(*packaged_store().load(SHIPPED[0]), "rate", "https://example.org") + "\n"
+    assert cli(["embed", SHIPPED[0], "--view", "spectra", "--layer", "3", "--head", "0"]) == 0
+    assert "(layer 3, KV head 0" in capfd.readouterr().out
     assert cli(["embed", SHIPPED[0], "--view", "none"]) == 2 and "choose from" in capfd.readouterr().err
 
 

@@ -92,6 +92,21 @@ def test_a_layer_is_underlined_where_it_stands_and_heads_are_whole_numbers(sampl
     assert "0.5" not in texts(drawn)
 
 
+def test_rows_of_a_map_stand_at_their_names_and_bands_between_their_lines():
+    figure = go.Figure(go.Heatmap(z=[[1, 2], [3, 4]], y=["one", "other"], coloraxis="coloraxis"))
+    figure.update_layout(coloraxis={"colorscale": [[0, "#ffffff"], [1, "#000000"]], "cmin": 0, "cmax": 4})
+    figure.update_yaxes(autorange="reversed")
+    drawn = parsed(figure)
+    image = next(drawn.iter(f"{NS}image"))
+    top, height = (float(image.attrib[name]) for name in ("y", "height"))
+    names = {text.text: float(text.attrib["y"]) for text in drawn.iter(f"{NS}text") if text.text in ("one", "other")}
+    assert top < names["one"] < top + height / 2 < names["other"] < top + height
+    lines = [{"x": [0, 1], "y": [at, at], "mode": "lines", "line": {"width": 0}} for at in (1, 3)]
+    figure = go.Figure([go.Scatter(lines[0]), go.Scatter(lines[1], fill="tonexty", fillcolor="rgba(1,2,3,0.5)")])
+    band = next(p for p in parsed(figure).iter(f"{NS}path") if p.attrib.get("fill") == "rgba(1,2,3,0.5)")
+    assert band.attrib["d"].count("L") == 3 and band.attrib["d"].endswith("Z")
+
+
 def test_points_stand_at_their_values():
     figure = go.Figure(go.Scatter(x=[0, 5, 10], y=[1, 10, 100], mode="markers", marker={"size": 4}))
     figure.update_layout(yaxis={"type": "log", "range": [0, 2]}, xaxis={"range": [0, 10]})
