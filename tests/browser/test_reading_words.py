@@ -122,3 +122,14 @@ def test_the_lane_whose_words_are_shown_is_switched_on(quick, open_page):
     page.locator(f"[data-switch='{worst[1]}']").click()
     page.wait_for_function("lane => document.querySelector('#reading-lane').value == lane", arg=str(worst[2]))
     assert RECORD.lanes[worst[2]].label in page.locator(".reading-said").inner_text()
+
+
+def test_the_score_map_ends_with_the_two_figures_beside_it(quick, open_page):
+    page = open_page(f"{quick}/?run={RECORD.id}&view=damage&at={LAYER}.{HEAD}.{STEP + 1}", reading=True)
+    for name in ("score-map", "sinks"):
+        page.wait_for_selector(f"#plot-{name} .main-svg")
+    ends = (
+        "['score-map', 'sinks'].map((name) => document.getElementById(`plot-${name}`).getBoundingClientRect().bottom)"
+    )
+    one, other = page.evaluate(ends)
+    assert abs(one - other) < 12

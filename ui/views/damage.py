@@ -45,11 +45,11 @@ ROWS = (
         Slot(
             "score-map",
             "Score deltas of the selected head, step by step",
-            "The strongest value of each bin with its sign. Centred per row: softmax ignores a shift.",
+            "Each bin's strongest, rows centred: softmax ignores a shift.",
         ),
         Stacked(
             (
-                Slot("attention-rows", "Attention at the selected token"),
+                Slot("attention-rows", "Attention at the selected token", "The reference's row, then each lane's."),
                 Slot("sinks", "Attention on the first tokens", "Lane minus reference, mean over heads and steps."),
             )
         ),
