@@ -42,7 +42,7 @@ def reading_html(record: Record, arrays: Arrays, layer: int, head: int) -> str:
         '<p class="reading-said" role="status"></p>'
         '<div class="tokens reading-text" tabindex="0" role="group" aria-label="Prompt and answer"></div>'
         '<h3 class="figure-title">The caches while this token was chosen</h3>'
-        '<p class="muted">Keys above, values below, from the first token of the prompt on; the darker the more bits. '
+        '<p class="muted">Keys above, values below, from the first token of the prompt on; more bits stand out more. '
         f"{KEYS}</p>"
         f'<div class="replay-rows">{rows}</div><p class="muted replay-note"></p>'
         f'<div id="reading-data" hidden>{as_json(reading_data(record, arrays, layer, head, lanes))}</div></div>'

@@ -21,6 +21,7 @@ from ui.panels.history import history_html, remember
 from ui.panels.launch import estimate_html
 from ui.panels.live_cards import LiveCards
 from ui.panels.scorecard import _block
+from ui.views.reading import reading_html
 from ui.views.storage import extrapolation
 from ui.words.texts import disagreement
 
@@ -195,3 +196,8 @@ def test_why_the_texts_disagree():
 def test_the_answers_percent_sign_is_on_the_line_of_its_number():
     head = re.search(r"<h1.*</h1>", answer_html(*packaged_store().load(example_ids()["five-ideas"])))[0]
     assert "\xa0%" in head and " %" not in head
+
+
+def test_the_caches_picture_is_told_for_both_grounds():
+    said = reading_html(*make_run(lanes=2), 0, 0)
+    assert "stand out" in said and "darker" not in said
