@@ -29,7 +29,8 @@ def first_line(error: ValidationError, model: type[BaseModel], name: str = "") -
         return f"{start}Unknown field {excerpt(place)}; allowed: {', '.join(fields)}."
     if first["type"] == "missing":
         return f"{start}{place or 'A field'} is missing."
-    reason = _PLAIN.get(first["type"], _SHOULD.sub("it must", first["msg"]).replace(" after validation", ""))
+    said = first["msg"].removeprefix("Value error, ").replace(" after validation", "")
+    reason = _PLAIN.get(first["type"], _SHOULD.sub("it must", said))
     if loc and len(loc) < len(first["loc"]) and (field := fields.get(str(loc[-1]))):
         reason = _such_as(field.examples) or field.description or reason  # none of several forms
     return f"{start}{place or name or 'A name'} = {excerpt(first['input'])} is not allowed: {reason.rstrip('.')}."

@@ -3,12 +3,11 @@
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
 
 
 def _no_truth(cls: type[BaseModel], given: Any, info: ValidationInfo) -> Any:
     if _has_truth(given) and _asks_numbers(cls.model_fields[str(info.field_name)].annotation):
-        raise PydanticCustomError("number_type", "give numbers, not true or false")
+        raise ValueError("give numbers, not true or false")
     return given
 
 

@@ -54,8 +54,9 @@ def embed(record: Record, arrays: Arrays, view: str, link: str = "", at: Asked |
         f'<p class="mute">{source if link else safe(title(record))} · run {record.id}</p></main>'
         f'<script type="application/json" id="marks">{said}</script><script>{script}</script></body></html>'
     )
-    if len(page.encode()) > MOST_BYTES:
-        raise SpecError(f"The view {view} of run {record.id} takes {len(page) / 1000:,.0f} kB, a frame at most 400.")
+    if (size := len(page.encode())) > MOST_BYTES:
+        most = f"a frame at most {MOST_BYTES / 1000:.0f}"
+        raise SpecError(f"The view {view} of run {record.id} takes {size / 1000:,.0f} kB, {most}.")
     return page
 
 
