@@ -58,7 +58,9 @@ def check_conversation(messages: tuple[Message, ...], tools: tuple[Tool, ...]) -
             f"the last message is from the {roles[-1]}, and there is nothing to answer; end with one of the user or a "
             "tool."
         )
-    known, called = [tool_name(tool) for tool in tools], False
+    known = [tool_name(tool) for tool in tools]
+    if twice := [name for at, name in enumerate(known) if name in known[:at]]:
+        raise SpecError(f"tools have {excerpt(twice[0])} twice; give each tool once.")
     for number, message in enumerate(messages, 1):
         if message.role != "assistant" and message.tool_calls:
             raise SpecError(f"message {number} is from the {message.role} and calls tools; only the assistant can.")
@@ -68,6 +70,20 @@ def check_conversation(messages: tuple[Message, ...], tools: tuple[Tool, ...]) -
             if (name := tool_name(call)) not in known:
                 there = ", ".join(known) or "none"
                 raise SpecError(f"message {number} calls the tool {excerpt(name)}, which is not among tools ({there}).")
-        if message.role == "tool" and not called:
+    _check_answers(messages)
+
+
+def _check_answers(messages: tuple[Message, ...]) -> None:
+    """Tools' messages follow those that call them, and name one of these calls where they name one."""
+    calls: tuple[dict[str, Any], ...] = ()
+    for number, message in enumerate(messages, 1):
+        if message.role != "tool":
+            calls = message.tool_calls
+            continue
+        if not calls:
             raise SpecError(f"message {number} is a tool's answer, and no tool was called before it.")
-        called = bool(message.tool_calls) or (called and message.role == "tool")
+        asked = [call["id"] for call in calls if isinstance(call.get("id"), str)]
+        if message.tool_call_id and asked and message.tool_call_id not in asked:
+            raise SpecError(
+                f"message {number} answers the call {excerpt(message.tool_call_id)}; before it are {', '.join(asked)}."
+            )

@@ -80,6 +80,8 @@ class Rule(Storing):
     def _possible(self) -> Self:
         if isinstance(self.layers, tuple) and not self.layers:
             raise SpecError('layers = [] quantizes nothing; give layer numbers or "all".')
+        if isinstance(self.layers, tuple) and len(set(self.layers)) < len(self.layers):
+            raise SpecError(f"layers = {excerpt(list(self.layers))} name a layer twice; give each once.")
         self._check_tokens()
         if reason := self._not_centred():
             raise SpecError(f"center = {self.center}: {reason}.")

@@ -149,6 +149,18 @@ def test_lanes_of_chunks_shorter_than_the_first_turn_are_scored_from_after_it(mo
             "'tide', which is not among tools (none)",
         ),
         ({"messages": [TALK[0], {"role": "tool", "content": "3 m"}]}, "no tool was called"),
+        (
+            {
+                "tools": [{"name": "tide"}],
+                "messages": [
+                    TALK[0],
+                    {"role": "assistant", "tool_calls": [{"id": "call-1", "function": {"name": "tide"}}]},
+                    {"role": "tool", "content": "3 m", "tool_call_id": "call-2"},
+                ],
+            },
+            "message 3 answers the call 'call-2'; before it are call-1",
+        ),
+        ({"tools": [{"name": "tide"}, {"function": {"name": "tide"}}]}, "tools have 'tide' twice"),
         ({"prompt": "Hello"}, "messages and prompt are both given"),
         ({"system": "Be short."}, "messages and system are both given"),
         ({"messages": None, "prompt": "x", "tools": [{"name": "tide"}]}, "tools are given without messages"),

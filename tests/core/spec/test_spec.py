@@ -58,6 +58,7 @@ BAD = [
     (with_lane(method="commvq", knobs={"codebooks": "../x"}), ["codebooks = '../x'", "text that matches ^[A-Za-z0-9]"]),
     (with_lane(tensors="k"), ["tensors", "both", "keys", "values"]),
     (with_lane(layers=[]), ["layers", "all"]),
+    (with_lane(layers=[0, 3, 0]), ["layers = [0, 3, 0]", "twice"]),
     (with_lane(layers=[-1]), ["layers", "-1"]),
     (with_lane(sink_tokens=-1), ["sink_tokens", "-1"]),
     (with_lane(sink_tokens=4, knobs={"sink_tokens": 4}), ["sink_tokens", "lane", "knob"]),
