@@ -17,6 +17,7 @@ from kvq_core.models.gguf.published import PREFIX, SECOND_MODEL, TITLE
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
 
+COPIES = 8  # of a directory that are remembered: one may be removed while another is at work
 FILE, FOLDER = PREFIX, "dir:"  # what the ids of a converted GGUF file and of a directory begin with; a hash follows
 
 
@@ -120,7 +121,9 @@ def portable(source: Source, id: str, whole: str) -> str:
     told = f"{FOLDER}{whole[:16]}"
     if id.startswith(FOLDER) and told != id:
         raise ModelError(f"Model {excerpt(id)} was changed where it lies; give the path of its directory.")
-    files.keep_memo(_memo(told), {"folder": str(Path(source.place).resolve())})
+    folder = str(Path(source.place).resolve())
+    others = [held for held in _folders(told) if held != folder]
+    files.keep_memo(_memo(told), {"folders": [folder, *others][:COPIES]})
     return told
 
 
@@ -205,10 +208,20 @@ def _memo(id: str) -> Path:
 
 
 def _remembered(id: str) -> Path:
-    held: Any = files.read_memo(_memo(id)) if id.removeprefix(FOLDER).isalnum() else None
-    if not isinstance(held, dict) or not isinstance(held.get("folder"), str):
+    """Where it was loaded from last, of the places where it still is."""
+    held = _folders(id) if id.removeprefix(FOLDER).isalnum() else []
+    if not held:
         raise ModelError(f"Model {excerpt(id)} was not loaded on this machine; give the path of its directory.")
-    return Path(held["folder"])
+    return next((folder for folder in map(Path, held) if (folder / "config.json").is_file()), Path(held[0]))
+
+
+def _folders(id: str) -> list[str]:
+    """The directories that a model was loaded from, the last one first."""
+    held: Any = files.read_memo(_memo(id))
+    if not isinstance(held, dict):
+        return []
+    told = held.get("folders", [held.get("folder")])  # of earlier versions there is one
+    return [folder for folder in told if isinstance(folder, str)] if isinstance(told, list) else []
 
 
 def _is_gguf(path: Path) -> bool:

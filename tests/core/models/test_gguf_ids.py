@@ -78,6 +78,19 @@ def test_the_same_directory_at_two_places_is_the_same_run(tmp_path) -> None:
     assert environment.model_title == "model" and str(tmp_path) not in told(one.record)
 
 
+def test_a_copy_that_is_removed_leaves_the_other_to_be_loaded(tmp_path, home: Path, monkeypatch) -> None:
+    folder = written(tmp_path / "model")
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (id,) = {load(str(place)).id for place in (folder, copy)}
+    forget(monkeypatch)
+    shutil.rmtree(copy)
+    assert load(id).id == id
+    forget(monkeypatch)
+    shutil.rmtree(folder)
+    with pytest.raises(ModelError, match="is not a model directory"):
+        load(id)
+
+
 def test_a_local_model_is_known_by_its_id_without_being_loaded(tmp_path, file: Path, monkeypatch) -> None:
     def refused(*_: object) -> None:
         raise AssertionError("a model was loaded")
