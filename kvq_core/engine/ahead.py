@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kvq_core.codecs.stream import Stream
+from kvq_core.engine import products
 from kvq_core.engine.cache import KINDS, LaneCache
 from kvq_core.models.head import POSITIONS
 from kvq_core.models.scoring import Scoring
@@ -46,14 +48,33 @@ class Reread:
         """Correct scores (rows, kv_heads, groups * fresh, tail) of queries (rows, kv_heads, groups * fresh, head_dim),
         in place."""
         at = scores.unflatten(2, (-1, self.left.shape[1]))[..., self.start : self.start + self.left.shape[2]]
-        anew = (queries @ self.stored.mT).unflatten(2, (-1, self.left.shape[1]))
+        anew = products.scores(queries, self.stored).unflatten(2, (-1, self.left.shape[1]))
         at.copy_(torch.where(self.left[:, None, None], anew, at))
 
-    def output(self, weights: Tensor, tails: Tensor) -> Tensor:
-        """What to add to weights @ tails, weights (rows, kv_heads, groups * fresh, tail)."""
-        now = slice(self.start, self.start + self.left.shape[2])
-        of_left = weights[..., now].unflatten(2, (-1, self.left.shape[1])) * self.left[:, None, None]
-        return of_left.flatten(2, 3) @ (self.stored - tails[:, :, now])
+    def add(self, out: Tensor, weights: Tensor, tails: Tensor) -> Tensor:
+        """``products.add_values`` of what is read: weights (rows, kv_heads, groups * fresh, tail), tails (rows,
+        kv_heads, tail, head_dim), and so ``out``, of which the first two dimensions are one."""
+        fresh, end = self.left.shape[1], self.start + self.left.shape[2]
+        first, last = self.start // products.BLOCK * products.BLOCK, -(-end // products.BLOCK) * products.BLOCK
+        stored = tails[:, :, first:last].clone()
+        stored[:, :, self.start - first : end - first] = self.stored
+        before = pad(self.left, (self.start - first, 0), value=True)
+        left = pad(before, (0, stored.shape[2] - before.shape[2]))
+        left = left[:, None, None].expand(-1, *weights.shape[1:2], weights.shape[2] // fresh, -1, -1).flatten(2, 3)
+        weights, tails, stored, left = (x.flatten(0, 1) for x in (weights, tails, stored, left))
+        out = products.add_values(out, weights[..., :first], tails[:, :first], first=False)
+        out = products.add_mixed(out, weights[..., first:last], stored, tails[:, first:last], left)
+        return products.add_values(out, weights[..., last:], tails[:, last:], first=False)
+
+
+def read(out: Tensor, weights: Tensor, tails: Tensor, anew: Reread | None) -> Tensor:
+    """out + weights @ tails (rows, kv_heads, ...), or what is read ``anew`` in their place."""
+    flat = out.flatten(0, 1)
+    if anew is None:
+        found = products.add_values(flat, weights.flatten(0, 1), tails.flatten(0, 1), first=False)
+    else:
+        found = anew.add(flat, weights, tails)
+    return found.unflatten(0, out.shape[:2])
 
 
 class Ahead:
@@ -114,7 +135,7 @@ class Ahead:
                 self.failed[row] = error
                 continue
             at, until = (torch.tensor(x, device=left.device) for x in (range(start, end), ends))
-            left[row] = (at >= first) & (at < until[:, None])
+            left[row] = at < until[:, None]  # those before its first are read as they lie in the tails
         return Reread(start - prefix, stored, left)
 
     def attention(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
@@ -124,13 +145,11 @@ class Ahead:
         n, total = queries.shape[-2], keys.shape[-2]
         of_keys, of_values = (self.reread(layer, kind, x, 0, n) for kind, x in enumerate((keys, values)))
         asked = queries.reshape(len(keys), keys.shape[1], -1, keys.shape[-1])
-        scores = asked @ keys.mT
+        scores = products.scores(asked, keys)
         if of_keys is not None:
             of_keys.scores_(scores, asked)
         hidden = how.unseen(n, total, keys.device)
         scores = how.capped_(scores.unflatten(2, (-1, n)) * how.scaling).masked_fill_(hidden, float("-inf"))
         weights = how.softmax(scores).flatten(2, 3)
-        out = weights @ values
-        if of_values is not None:
-            out += of_values.output(weights, values)
+        out = read(weights.new_zeros(*weights.shape[:-1], values.shape[-1]), weights, values, of_values)
         return out.unflatten(2, (-1, n)).flatten(1, 2).transpose(1, 2)

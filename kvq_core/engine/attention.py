@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kvq_core.engine import products
 from kvq_core.machine import threads
 from kvq_core.models.scoring import Scoring
 
@@ -57,7 +58,7 @@ class SharedAttention:
     def _compute(self, part: slice) -> None:
         scores = self.scores[part].flatten(2, 3)
         prefix = scores[..., : self.prefix].flatten(0, 1)  # a view: bmm writes into the scores themselves
-        torch.bmm(self._queries[part].flatten(0, 1), self.keys[part].flatten(0, 1), out=prefix)
+        products.product(self._queries[part].flatten(0, 1), self.keys[part].flatten(0, 1), prefix)
         scores[..., self.prefix :] = self._tail[part]
         self.how.capped_(scores)
         weights = self.weights[part]
@@ -66,7 +67,8 @@ class SharedAttention:
         else:
             self.how.softmax(self._of_heads(self._read(part)), self._of_heads(weights))
         attended = weights.flatten(2, 3).flatten(0, 1)[..., : self.prefix]
-        torch.bmm(attended, self.values[part].flatten(0, 1), out=self.out[part].flatten(2, 3).flatten(0, 1))
+        out = self.out[part].flatten(2, 3).flatten(0, 1)
+        products.add_values(out, attended, self.values[part].flatten(0, 1), first=True)
 
     def _read(self, part: slice) -> Tensor:
         """Scores of the slots that attend; a copy where a row leaves keys out, for the scores are shown as they are."""

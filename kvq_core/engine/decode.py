@@ -108,7 +108,6 @@ class Decode(Standing):
         if passes is None:
             return
         self.rows.ahead, self._passes = ahead, passes
-        self._forced = self._noisy(self.model)  # whose layout is for many rows
         if self.spec.free_text:
             self._begun = running[0].fork()
         if self._given is None:

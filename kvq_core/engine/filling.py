@@ -75,6 +75,7 @@ class Filling:
 
     def run(self) -> Iterator[int]:
         """A pass a turn; yields the prompt tokens done."""
+        self._model = self.model.stepping()  # whose products do not depend on how many tokens a pass takes
         self._groups = [_Working.of(group, len(self.caches)) for group in self.prefill.groups]
         self._place = {
             layer: (g, i) for g, group in enumerate(self.prefill.groups) for i, layer in enumerate(group.layers)
@@ -140,13 +141,13 @@ class Filling:
         if states is None or not tokens:
             return states
         ids = torch.tensor([self.prefill.ids[:tokens]])
-        self.model.hidden(ids, 0, lambda layer, q, k, v, how: causal_attention(q, k, v, how), states)
+        self._model.hidden(ids, 0, lambda layer, q, k, v, how: causal_attention(q, k, v, how), states)
         return states.of_rows([0] * len(self.caches))
 
     def _forward(self) -> Tensor:
         ids = torch.tensor([self.prefill.ids[self._now.start : self._now.end]] * len(self.caches))
         attend = self._attend if self.stress is None else self.stress.wrap(self._attend)
-        hidden = self.model.hidden(ids, self._now.start, attend, self.states)
+        hidden = self._model.hidden(ids, self._now.start, attend, self.states)
         for error in (*self._choosing.failed.values(), *self._ahead.failed.values()):
             raise error
         return hidden

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import LayerGroup
+from kvq_core.engine.products import product
 from kvq_core.models.rope import Rope
 
 
@@ -38,8 +39,10 @@ class PreRope:
         if rows is None:
             return
         there, back = self._at(layer, position, keys.shape[-2], keys.device)
-        stored = (keys[rows].transpose(0, 2) @ back[:, None]).to(torch.float16)
-        tails.index_copy_(0, rows, (stored.float() @ there[:, None]).transpose(0, 2).to(tails.dtype))
+        own = keys[rows].transpose(0, 2)  # (fresh, kv_heads, rows, head_dim)
+        stored = product(own.flatten(1, 2), back).to(torch.float16)
+        read = product(stored.float(), there).unflatten(1, own.shape[1:3])
+        tails.index_copy_(0, rows, read.transpose(0, 2).to(tails.dtype))
 
     def _at(self, layer: int, position: int, fresh: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """rope.matrices, made once a step, device and the layers that turn alike."""

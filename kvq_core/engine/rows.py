@@ -11,7 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvq_core.engine.ahead import Ahead, Reread
+from kvq_core.engine import products
+from kvq_core.engine.ahead import Ahead, Reread, read
 from kvq_core.engine.as_computed import AsComputed
 from kvq_core.engine.attention import Hidden, SharedAttention, hide_future
 from kvq_core.engine.cache import KINDS, LaneCache, Part
@@ -38,7 +39,8 @@ class Rows:
         self.rope = rope
         self.lanes = len(caches)
         self.prompt_tokens = prompt_tokens
-        self.prefix = min([cache.frozen(prompt_tokens) for cache in caches], default=prompt_tokens)
+        frozen = min([cache.frozen(prompt_tokens) for cache in caches], default=prompt_tokens)
+        self.prefix = products.shared_tokens(frozen)
         self.tokens = prompt_tokens  # held by every row now
         self.lane_of = list(range(self.lanes + 1))
         self.held = list(range(self.lanes + 1))  # lanes whose prefix is held, in order
@@ -140,7 +142,7 @@ class Rows:
         tail = slice(0, self.tokens - self.prefix + fresh)
         own_tails = [x[i, :count, :, tail].float() for x in (copies.tail_keys, copies.tail_values)]
         tail_keys, tail_values = own_tails
-        of_tails = q @ tail_keys.mT
+        of_tails = products.scores(q, tail_keys)
         anew = self._reread(held_by, own_tails, fresh)
         if anew[0] is not None:
             anew[0].scores_(of_tails, q)
@@ -151,7 +153,7 @@ class Rows:
         isolates = shown and self.tap.isolates(fresh)  # type: ignore[union-attr]
         if isolates:  # all lanes are held then, and row l is the forced row of lane l
             by_slot = torch.cat([by_slot, q[:1, None].expand(held, -1, -1, -1, -1)], 1)
-            tails = torch.cat([tails, (q[:1] @ tail_keys[:held].mT)[:, None]], 1)
+            tails = torch.cat([tails, products.scores(q[:1].expand(held, -1, -1, -1), tail_keys[:held])[:, None]], 1)
         hide_future(tails, fresh)
         prefix_keys, prefix_values = (x[i, :held].float() for x in (copies.prefix_keys, copies.prefix_values))
         hidden = self._hidden(held_by, queries, self.tokens + fresh)
@@ -170,9 +172,7 @@ class Rows:
         if layer == self.until:
             raise Reached
         of_tails = places.by_row(step.weights[..., self.prefix :])
-        out = places.by_row(step.out) + of_tails @ tail_values
-        if anew[1] is not None:
-            out += anew[1].output(of_tails, tail_values)
+        out = read(places.by_row(step.out), of_tails, tail_values, anew[1])
         return out.reshape(count, -1, fresh, out.shape[-1]).transpose(1, 2)
 
     def _reread(self, layer: int, tails: Sequence[Tensor], fresh: int) -> list[Reread | None]:
@@ -256,3 +256,4 @@ class Rows:
         if kind == "key":  # in memory as the prefix lies: turning it round takes longer than most that is done with it
             return torch.cat([part.mT for part in parts], -1).mT
         return torch.cat(parts, -2)
+

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kvq_core.codecs.window import Window
+from kvq_core.engine import products
 from kvq_core.engine.cache import KINDS, LaneCache
 from kvq_core.models.scoring import Scoring
 
@@ -57,6 +59,8 @@ def _attention(
 ) -> Tensor:
     """Of one lane, a few queries at a time: (query_heads, n, head_dim)."""
     n, total = queries.shape[-2], held[0][0].shape[-2]
+    short = max(0, products.COLUMNS - total)  # of few scores the softmax sums otherwise, too
+    held = [(pad(own, (0, 0, 0, short)), pad(read, (0, 0, 0, short))) for own, read in held]
     out = []
     for start in range(0, n, QUERIES):
         asked = queries[:, start : start + QUERIES]
@@ -74,26 +78,29 @@ def _attend(
     chosen: Tensor | None,
 ) -> Tensor:
     """queries (query_heads, n, head_dim), of which each sees the first ``seen`` (n,) tokens."""
-    total = int(seen[-1])
+    total = max(products.COLUMNS, int(seen[-1]))
     (own_keys, keys), (own_values, values) = ((own[:, :total], read[:, :total]) for own, read in held)
     grouped = queries.unflatten(0, (len(keys), -1)).flatten(1, 2)  # (kv_heads, groups * n, head_dim)
     shape = (len(keys), -1, len(seen), total)
     first, exact = _exact(windows[0], seen, total)
-    scores = (grouped @ keys.mT).view(shape)
+    scores = products.product(grouped, keys.mT).view(shape)
     if exact is not None:
-        raw = (grouped @ own_keys[:, first:].mT).view(*shape[:-1], total - first)
+        raw = products.product(grouped, own_keys[:, first:].mT).reshape(*shape[:-1], total - first)
         scores[..., first:] = torch.where(exact, raw, scores[..., first:])
     hidden = torch.arange(total, device=seen.device) >= seen[:, None]
     if chosen is not None:
-        hidden = hidden | ~chosen[:, None, None, :total]
+        hidden = hidden | ~pad(chosen, (0, max(0, total - chosen.shape[-1])))[:, None, None, :total]
     behind = how.behind(seen, total)
     hidden = hidden if behind is None else hidden | behind
     weights = how.softmax(how.capped_(scores * how.scaling).masked_fill_(hidden, float("-inf")))
-    flat = weights.flatten(1, 2)
-    out = flat @ values
     first, exact = _exact(windows[1], seen, total)
+    same = first // products.BLOCK * products.BLOCK if exact is not None else total
+    flat = weights.flatten(1, 2)
+    out = flat.new_empty(*flat.shape[:-1], values.shape[-1])
+    out = products.add_values(out, flat[..., :same], values[:, :same], first=True)
     if exact is not None:
-        out = out + (weights[..., first:] * exact).flatten(1, 2) @ (own_values - values)[:, first:]
+        left = pad(~exact, (first - same, 0), value=True).expand(*weights.shape[:2], -1, -1).flatten(1, 2)
+        out = products.add_mixed(out, flat[..., same:], values[:, same:], own_values[:, same:], left)
     return out.unflatten(1, (-1, len(seen))).flatten(0, 1)
 
 

@@ -8,6 +8,7 @@ import torch
 from kvq_core.capture.scores import MAP_BYTES, POSITION_BINS, SCORE_BYTES, STEP_BINS
 from kvq_core.engine.ahead import pass_tokens, read_at_once
 from kvq_core.engine.prefill import CHUNK, Precision
+from kvq_core.engine.products import shared_tokens
 from kvq_core.engine.script import Script
 from kvq_core.machine.memory import room_for
 from kvq_core.models import LoadedModel
@@ -66,7 +67,7 @@ def run_bytes(model: LoadedModel, spec: ComparisonSpec, read: Script, new: int, 
     token = sum(shape.kinds[i].elements for i in shape.keyed) * how.dtype.itemsize  # keys and values of one row
     lanes = min(size, len(spec.lanes)) + spec.forced_rows - len(spec.lanes)
     plans = [assigned for lane in spec.lanes for assigned in lane.plan(shape)]
-    prefix = min([assigned.frozen(prompt) for assigned in plans], default=prompt)
+    prefix = shared_tokens(min([assigned.frozen(prompt) for assigned in plans], default=prompt))
     copies = (lanes + 1) * prefix * token + (2 * lanes + 1) * (prompt + new - prefix) * token
     queries = len(shape.keyed) * shape.query_heads * shape.head_dim * how.dtype.itemsize * prompt * how.queries
     # at most 8 bits an element for nearly all methods, and their metadata

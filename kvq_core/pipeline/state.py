@@ -119,11 +119,12 @@ class Run:
         scored = sorted({*prompt, *turns})
         held = held_of(self.model, self.spec, len(self.ids), captured=self.plan is not None)
         self._key = key_of(self.model, self.ids, scored, later, held, self.spec.stress, self.owner)
-        self.prefill = Prefill(self.model, self.ids, scored, later, held)
+        model = self.model.stepping()  # whose products lanes meet, too
+        self.prefill = Prefill(model, self.ids, scored, later, held)
         passes = [self.prefill.run()]
         if self.spec.floors == "both":
             self.kernel = KernelFloor(Rounding(self.spec.seed))
-            passes.append(self.kernel.read(self.model, self.ids, scored, later, held))
+            passes.append(self.kernel.read(model, self.ids, scored, later, held))
         return passes
 
     def _stress(self) -> Iterator[Event]:
