@@ -99,6 +99,11 @@ class Ahead:
         ends = self._ends(tokens)
         return 1 if ends is None else min(ends, default=tokens)
 
+    @property
+    def told(self) -> bool:
+        """Whether it is known beforehand what queries read."""
+        return self._ends(1) is not None
+
     def _ends(self, tokens: int) -> set[int] | None:
         """After how many of the next tokens a pass has to end; None where it takes one."""
         ends = set[int]()

@@ -256,4 +256,3 @@ class Rows:
         if kind == "key":  # in memory as the prefix lies: turning it round takes longer than most that is done with it
             return torch.cat([part.mT for part in parts], -1).mT
         return torch.cat(parts, -2)
-

@@ -84,7 +84,7 @@ def adding_on(
 def capture_lane(run: Record | str, label: str, store: Store | None = None) -> Record:
     """Look at one lane of a finished run, by its label, in every layer and head, and return the record of it, whose
     arrays a store holds: score maps, attention at more steps, key distributions. Its KLD stands beside the one that
-    was recorded: the two differ by what another size of the batch moves. Raises SpecError as ``add_lane`` does."""
+    was recorded: the two differ by what another processor moves. Raises SpecError as ``add_lane`` does."""
     parent = run if isinstance(run, Record) else (store or open_store()).load(run)[0]
     for event in capturing(parent, index_of(parent, label), store):
         if isinstance(event, Finished):

@@ -48,7 +48,7 @@ class Answer:
 @dataclass
 class Batch:
     """Some lanes of a run; the noise floor rides in its first batch, and what the reference answered there is given to
-    the ones after it: the same logits in a batch of another size would choose otherwise at a near-tie.
+    the ones after it: on a GPU the logits of a batch of another size would choose otherwise at a near-tie.
 
     Numbers of a lane are against the reference row of its own batch, or against another file's logits. Its fields are
     what records are made from.

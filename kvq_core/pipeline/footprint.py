@@ -18,9 +18,8 @@ from kvq_core.spec import ComparisonSpec, Lane
 Each = TypeVar("Each")
 
 STACKED = 1 << 29  # bytes of a prompt's float32 keys and values that are encoded or decoded at once on a GPU
-# Lanes of a batch; another size rounds sums otherwise, which moves a lane's KLD (docs/numbers.md has how far). The
-# weights are read once a step whatever the rows: 30 lanes that are only forced, 1,000 + 64 tokens, cost 9.7 generates
-# by 8, 7.9 by 16 and 6.8 by 32.
+# Lanes of a batch. The weights are read once a step whatever the rows: 30 lanes that are only forced, 1,000 + 64
+# tokens, cost 9.7 generates by 8, 7.9 by 16 and 6.8 by 32.
 AT_ONCE = 32
 LOGIT_COPIES = (
     6  # of the logits scored at once: as computed, in float32, as log-probabilities of both sides and between

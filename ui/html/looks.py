@@ -7,7 +7,7 @@ from kvq_core.record.fields import Record
 from ui.html.escape import safe
 from ui.html.numbers import join_words, significant
 
-LESS = 0.2  # of a lane's recorded KL, about what another size of the batch moves at most: docs/numbers.md
+LESS = 0.2  # of a lane's recorded KL; another processor moves a lane in the middle by less: docs/table.md
 
 
 def look_html(record: Record, arrays: Arrays, layer: int, head: int, missing: str, own: bool) -> str:

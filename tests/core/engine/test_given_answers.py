@@ -50,6 +50,11 @@ def filled(model: LoadedModel, given: list[dict]) -> tuple[Decode, int]:
     return decode, passes
 
 
+def check_alike(one: torch.Tensor, other: torch.Tensor, name: str) -> None:
+    """To the bit, but where layers multiply otherwise than by matrices (AltUp), which some tokens sum otherwise."""
+    assert torch.equal(one, other) or name == "gemma3n_text" and float((one - other).abs().median()) < 1e-3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LANES)
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3n_text"])
@@ -62,15 +67,11 @@ def test_a_given_answer_leaves_what_it_leaves_token_by_token(kind: str, name: st
     for one, other in zip(several.states, single.states, strict=True):
         assert one.error is other.error is None
         assert one.prompt_hidden is not None and other.prompt_hidden is not None
-        # what differs in its last digits may be rounded to another code
-        assert float((one.prompt_hidden - other.prompt_hidden).abs().median()) < 1e-3
-        torch.testing.assert_close(one.own_errors, other.own_errors, rtol=0.02, atol=1e-6)
+        check_alike(one.prompt_hidden, other.prompt_hidden, name)
         assert one.cache is not None and other.cache is not None
         for part, alone in zip(one.cache.parts, other.cache.parts, strict=True):
             assert part.stream.nbytes() == alone.stream.nbytes()
-            read, expected = part.stream.decode(), alone.stream.decode()
-            assert float((read - expected).abs().median()) < 1e-3
-            assert float((read - expected).norm() / expected.norm()) < 0.05
+            check_alike(part.stream.decode(), alone.stream.decode(), name)
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ from torch import Tensor
 from kvq_core.engine import products
 from kvq_core.engine.products import BLOCK, add_mixed, add_values, product, shared_tokens
 from kvq_core.machine.threads import one_thread
-from kvq_core.spec import Lane
+from kvq_core.models import load
+from kvq_core.spec import DEFAULT_MODEL, Lane
 from tests.support.engine_runs import run_engine
 from tests.support.tiny_models import prompt_ids, tiny
 
@@ -69,7 +70,9 @@ def test_where_a_sum_is_split_and_what_is_weighed_by_nothing_changes_no_output(
 def test_what_reads_two_kinds_of_values_sums_as_one_row_alone_would(
     seed: int, dim: int, rows: int, tokens: int, data: st.DataObject
 ) -> None:
-    weights, stored, raw = (drawn(seed + i, 2, *shape) for i, shape in enumerate([(rows, tokens), *2 * [(tokens, dim)]]))
+    weights, stored, raw = (
+        drawn(seed + i, 2, *shape) for i, shape in enumerate([(rows, tokens), *2 * [(tokens, dim)]])
+    )
     ends = torch.tensor(data.draw(st.lists(st.integers(0, tokens), min_size=rows, max_size=rows)))
     left = (torch.arange(tokens) < ends[:, None]).expand(2, -1, -1)
     before = drawn(seed + 3, 2, rows, dim)
@@ -106,6 +109,21 @@ def test_a_lane_alone_is_a_lane_among_others_to_the_bit(name: str) -> None:
         assert torch.equal(alone.logits()[1][0], together.logits()[1][index]), lane.label
         assert torch.equal(alone.logits()[0], together.logits()[0])
         assert alone.decode.states[0].token_ids == together.decode.states[index].token_ids
+
+
+@pytest.mark.slow
+@pytest.mark.real_model
+def test_so_it_is_on_a_real_model_where_every_other_order_is_another_figure() -> None:
+    model = load(DEFAULT_MODEL)
+    ids = model.encode("The mill by the ford grinds rye and oats, and its wheel turns with the tide. " * 8)
+    formats = [("q8_0", "deployed"), ("q4_0", "full"), ("kivi", "full"), ("fp8", "7 stored"), ("fp8", "64 stored")]
+    lanes = [Lane(label=f"{at}", method=method, prefill=how) for at, (method, how) in enumerate(formats)]
+    together = run_engine(model, ids, lanes, 12, ignore_eos=True).logits()[1]
+    assert torch.equal(together[3], together[4]), "chunks"
+    assert not torch.equal(together[1], together[2])
+    for at in (0, 1):
+        alone = run_engine(model, ids, [lanes[at]], 12, ignore_eos=True, free_text=False).logits()[1][0]
+        assert torch.equal(alone, together[at])
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import linear
 
 from kvq_core.machine.memory import give_back_spare
+from kvq_core.machine.threads import one_thread
 from kvq_core.models import load
 from kvq_core.models import stepping as products
 from kvq_core.models.lockstep import ATTENTION
@@ -49,6 +50,18 @@ def test_products_of_any_number_of_rows_are_products(rows, bias) -> None:
     out = product(weight, added, True)(x)
     exact = linear(x.double(), weight.double(), None if added is None else added.double())
     assert out.shape == (rows, 1, 40) and (out - exact).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(576, 192), (1536, 576), (896, 128), (2432, 896), (64, 96)])
+def test_a_row_is_summed_alike_whatever_rows_stand_beside_it(inputs, outputs) -> None:
+    drawn = torch.Generator().manual_seed(inputs)
+    x, weight = torch.randn(70, inputs, generator=drawn), torch.randn(outputs, inputs, generator=drawn)
+    compute = product(weight, None, True)
+    whole = compute(x)
+    with one_thread():
+        assert torch.equal(compute(x), whole)
+        for rows in (1, 2, 3, 4, 5, 7, 8, 9, 16, 31, 64):
+            assert torch.equal(compute(x[:rows]), whole[:rows]), rows
 
 
 def test_what_is_not_known_is_left_whole() -> None:
