@@ -19,6 +19,7 @@ from kvq_core.engine.as_computed import AsComputed
 from kvq_core.engine.cache import KINDS, Kind, LaneCache, Part
 from kvq_core.engine.choosing import Choosing, Reads, chosen
 from kvq_core.engine.fit import Source
+from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import CHUNK, LayerGroup, Prefill
 from kvq_core.engine.query_rounding import chunk_attention, rounded
 from kvq_core.engine.script import Segment
@@ -82,6 +83,8 @@ class Filling:
         }
         self._as_computed = AsComputed(self.caches, self.prefill.groups)
         self._as_computed.reindex(range(1, len(self.caches) + 1))
+        self._pre_rope = PreRope(self.model.rope(len(self.prefill.ids)), self.caches, self.prefill.groups)
+        self._pre_rope.reindex(range(1, len(self.caches) + 1))
         self._stored = StoredTokens(self.caches) if self.stored else None
         self._ahead = Ahead(self.caches, 0)
         self._watches = any(cache.observes for cache in self.caches)
@@ -156,11 +159,13 @@ class Filling:
         held_by = how.holder(layer)
         g, i = self._place[held_by]
         working, now, end = self._groups[g], slice(self._now.start, self._now.end), self._now.end
+        # a token that is decoded is read as a cache holds it, and so is one that is stored first
+        kept = self.stored or self._now.answered
         for kind, x in zip(KINDS, (keys, values), strict=True) if how.reads is None else ():
-            # a token that is decoded is read as a cache holds it, and so is one that is stored first
-            held = self._as_computed.held(layer, kind, x) if self.stored or self._now.answered else x
-            working.own[kind][i, :, :, now] = held
-            working.read[kind][i, :, :, now] = held
+            working.own[kind][i, :, :, now] = self._as_computed.held(layer, kind, x) if kept else x
+            if kept and kind == "key":
+                self._pre_rope.enter(layer, x.float(), now.start, working.own[kind][i, :, :, now])
+            working.read[kind][i, :, :, now] = working.own[kind][i, :, :, now]
         own, read = ([of[kind][i, :, :, :end] for kind in KINDS] for of in (working.own, working.read))
         met = rounded(queries.float(), [cache.roundings for cache in self.caches], held_by)
         reads = self._choosing.reads(held_by, queries, end)

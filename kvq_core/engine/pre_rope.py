@@ -1,5 +1,7 @@
 """Keys before RoPE, of a step's new tokens, for the rows whose caches store them so."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,7 @@ class PreRope:
         self._rows: dict[int, Tensor] = {}
         self._turns: dict[tuple[int, int, torch.device, int], tuple[Tensor, Tensor]] = {}
 
-    def reindex(self, lane_of: list[int]) -> None:
+    def reindex(self, lane_of: Sequence[int]) -> None:
         """``lane_of[r]`` is row r's lane from now on."""
         self._rows = {}
         for layer, lanes in self._lanes.items():
