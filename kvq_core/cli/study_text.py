@@ -24,7 +24,7 @@ def describe(result: "StudyResult") -> str:
     done = [line for line in lanes if line["kld_mean"] is not None]
     parts = [[f"study {told['id']}: cells {counts}"], _columns(_HEADER, lanes, _line)]
     parts += [_columns(_FURTHER, done, _further), _by_confidence(done), _groups(told["groups"])]
-    parts += [_tasks(told["tasks"]), _slopes(done)]
+    parts += [_tasks(told["tasks"]), _recall(told["recall"]), _positions(told["positions"]), _slopes(done)]
     several = len({line["model"] for line in lanes}) > 1
     every = [*told["pairs_across"], *told["pairs"]]
     compared = [_named(pair, several) for pair in every if pair["p"] is not None]
@@ -112,6 +112,44 @@ def _tasks(lines: list[Line]) -> list[str]:
         return f"{line['right']:.0%} of {line['counted']}", _ends(line, "right", ".0%"), base
 
     return _columns(("tasks right", "95 % interval", "full precision"), judged, cells)
+
+
+def _recall(lines: list[Line]) -> list[str]:
+    """Of what full precision recalls at a length and depth of the text, how much each lane does."""
+    depths = sorted({line["depth"] for line in lines})
+    held = {(line["model"], line["label"], line["words"], line["depth"]): line for line in lines}
+    rows = [
+        {"model": model, "label": label, "words": words} for model, label, words in dict.fromkeys(k[:3] for k in held)
+    ]
+
+    def cells(row: Line) -> list[str]:
+        own = [held.get((row["model"], row["label"], row["words"], depth)) for depth in depths]
+        tokens = next(line["tokens"] for line in own if line is not None)
+        return [f"{tokens:,.0f}", *("-" if line is None else _right(line) for line in own)]
+
+    found = _columns(["tokens", *(f"{depth:.0%}" for depth in depths)], rows, cells)
+    return ["Recalled of what full precision recalls, by depth in the text:", *found] if found else []
+
+
+def _right(line: Line) -> str:
+    """Of how many that count, how many are right; of how many asked none counts."""
+    if line["right"] is None:
+        return f"0 of 0 ({line['asked']} asked)"
+    return f"{round(line['right'] * line['counted'])} of {line['counted']}"
+
+
+def _positions(lines: list[Line]) -> list[str]:
+    """Mean KLD by the position that reads the cache, in powers of two."""
+    firsts = sorted({line["first"] for line in lines})
+    held = {(line["model"], line["label"], line["first"]): line for line in lines}
+    lanes = [{"model": model, "label": label} for model, label in dict.fromkeys(place[:2] for place in held)]
+
+    def cells(lane: Line) -> list[str]:
+        own = [held.get((lane["model"], lane["label"], first)) for first in firsts]
+        return ["-" if line is None else f"{line['kld_mean']:.3g}" for line in own]
+
+    found = _columns([f"from {first:,}" for first in firsts], lanes, cells)
+    return ["Mean KLD by position in the text:", *found] if found else []
 
 
 def _slopes(lines: list[Line]) -> list[str]:

@@ -22,7 +22,7 @@ def shipped() -> StudyResult:
 def test_the_text_has_what_the_page_shows_of_a_lane(shipped) -> None:
     line, said = shipped.lines[0], describe(shipped)
     own = [row for row in said.splitlines() if re.split(r" {2,}", row)[:2] == [line["model"], line["label"]]]
-    figures, further, by_confidence, by_group = own
+    figures, further, by_confidence, by_group, by_position = own
     assert f"{line['kld_mean']:.4g}" in figures and "12 close" in further
     for name in ("tail", "tail_low", "structural_kld", "other_kld", "storage_floor", "kernel_floor"):
         assert f"{line[name]:.3g}" in further, name
@@ -31,6 +31,8 @@ def test_the_text_has_what_the_page_shows_of_a_lane(shipped) -> None:
     own_groups = [each for each in shipped.groups if (each["model"], each["label"]) == (line["model"], line["label"])]
     for group in own_groups:
         assert f"{group['group']} ({group['prompts']})" in said and f"{group['kld_mean']:.4g}" in by_group
+    along = [each for each in shipped.positions if (each["model"], each["label"]) == (line["model"], line["label"])]
+    assert len(along) > 2 and all(f"{each['kld_mean']:.3g}" in by_position for each in along)
 
 
 def test_pairs_of_several_models_are_named_with_theirs(shipped) -> None:
@@ -44,3 +46,20 @@ def test_groups_that_have_no_room_are_told(shipped, monkeypatch) -> None:
     monkeypatch.setattr(study_text, "GROUPS", 2)
     groups = {line["group"] for line in shipped.groups}
     assert f"and {len(groups) - 2} more groups: --json has all." in describe(shipped)
+
+
+def test_what_is_recalled_and_where_in_the_text_is_told(shipped, monkeypatch) -> None:
+    place = {"model": "M", "label": "KIVI 2", "tokens": 7624.4, "asked": 3}
+    recalled = [
+        {**place, "words": 6000, "depth": 0.0, "counted": 3, "right": 2 / 3},
+        {**place, "words": 6000, "depth": 0.5, "counted": 0, "right": None},
+        {**place, "words": 3000, "tokens": 3900.0, "depth": 0.5, "counted": 2, "right": 1.0},
+    ]
+    monkeypatch.setitem(shipped.__dict__, "recall", recalled)
+    along = [{"model": "M", "label": "KIVI 2", "first": first, "kld_mean": first / 1e5} for first in (1024, 2048)]
+    monkeypatch.setitem(shipped.__dict__, "positions", along)
+    rows = [re.split(r" {2,}", row) for row in describe(shipped).splitlines()]
+    assert ["model", "lane", "tokens", "0%", "50%"] in rows
+    assert ["M", "KIVI 2", "7,624", "2 of 3", "0 of 0 (3 asked)"] in rows
+    assert ["M", "KIVI 2", "3,900", "-", "2 of 2"] in rows
+    assert ["model", "lane", "from 1,024", "from 2,048"] in rows and ["M", "KIVI 2", "0.0102", "0.0205"] in rows
