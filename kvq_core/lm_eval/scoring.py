@@ -68,7 +68,7 @@ class LaneScoring:
     ) -> tuple[Decode, LaneState]:
         """A run whose prompt is in the lane's cache."""
         if self._held is None or self._held.ids != prompt:
-            self._held = Prefill(self.model, prompt)
+            self._held = Prefill(self.model.stepping(), prompt)  # as comparisons read theirs
             for _ in self._held.run():
                 pass
         decode = Decode(self.model, self._held, spec, list(spec.lanes), follow=follow)

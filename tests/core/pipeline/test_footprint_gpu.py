@@ -89,8 +89,8 @@ def test_eight_lanes_of_an_8b_fit_on_24_gb_in_batches(eight_billion: LoadedModel
 
 def test_what_is_held_in_the_models_dtype_answers_as_what_is_held_in_float32(smollm, monkeypatch) -> None:
     """Rounding what attention reads to bfloat16 is no larger than the other roundings of such a model."""
-    model = replace(tiny("llama", tokenizer=smollm.tokenizer))
-    model.model = deepcopy(model.model).to(torch.bfloat16)
+    model = tiny("llama", tokenizer=smollm.tokenizer)
+    model = replace(model, model=deepcopy(model.model).to(torch.bfloat16))
     spec, ids = spec_of(ROWS, floors="both").model_copy(update={"max_new_tokens": 16}), prompt_ids(96)
 
     def kld(held: Precision) -> list[float]:
