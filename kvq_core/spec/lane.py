@@ -222,12 +222,18 @@ class Lane(Storing, _Labelled):
         return any(rule.build().quantizes for rule in self.every_rule)
 
     @property
+    def _plain(self) -> bool:
+        """Whether its method says what it stores: tensors and layers are told beside it, tokens are not."""
+        return len(self.every_rule) == 1 and self.every_rule[0].tokens == "all"
+
+    @property
     def title(self) -> str:
         """The method's title, or the rules in a few words: ``K per_token 8, V kivi 2; layers 0-3 fp16``; and what
         chooses the keys that are read."""
         rules = self.every_rule
         whole, some = ([r.named() for r in rules if isinstance(r.layers, str) is w] for w in (True, False))
-        stored = rules[0].build().lane_title if len(rules) == 1 else "; ".join(filter(None, [", ".join(whole), *some]))
+        each = "; ".join(filter(None, [", ".join(whole), *some]))
+        stored = rules[0].build().lane_title if self._plain else each
         return stored if self.select is None else f"{stored} + {self.select.by}"
 
     @property
@@ -240,7 +246,7 @@ class Lane(Storing, _Labelled):
         """The method's settings in a few words, of several rules each one's, and those of its selection."""
         rules = self.every_rule
         each = "; ".join(f"{rule.named()}: {rule.build().summary()}" for rule in rules)
-        stored = rules[0].build().summary() if len(rules) == 1 else each
+        stored = rules[0].build().summary() if self._plain else each
         return stored if self.select is None else f"{stored} · reads {self.select.summary()}"
 
     def data_hash(self, model: ModelRef) -> str | list[str | None] | None:

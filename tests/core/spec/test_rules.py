@@ -64,6 +64,12 @@ def test_a_lane_is_named_by_its_rules():
     assert len(many.default_label) <= 55 and parse_spec(spec(many.model_dump(), many.model_dump())).lanes[1].label
 
 
+def test_a_lane_of_one_rule_for_some_tokens_says_for_which() -> None:
+    lane = Lane(rules=[{"method": "q8_0", "tokens": "first:16"}])
+    assert lane.title == lane.default_label == "first 16 q8_0" and lane.summary.startswith("first 16 q8_0: ")
+    assert Lane(rules=[{"method": "q8_0", "tensors": "keys"}]).title == "llama.cpp q8_0"
+
+
 def test_toml_files_hold_rules(tmp_path):
     file = tmp_path / "spec.toml"
     file.write_text(
