@@ -59,8 +59,8 @@ def _attention(
 ) -> Tensor:
     """Of one lane, a few queries at a time: (query_heads, n, head_dim)."""
     n, total = queries.shape[-2], held[0][0].shape[-2]
-    short = max(0, products.COLUMNS - total)  # of few scores the softmax sums otherwise, too
-    held = [(pad(own, (0, 0, 0, short)), pad(read, (0, 0, 0, short))) for own, read in held]
+    if (short := products.COLUMNS - total) > 0:  # of few scores the softmax sums otherwise, too
+        held = [(pad(own, (0, 0, 0, short)), pad(read, (0, 0, 0, short))) for own, read in held]
     out = []
     for start in range(0, n, QUERIES):
         asked = queries[:, start : start + QUERIES]
