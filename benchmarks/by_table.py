@@ -7,16 +7,19 @@ import numpy as np
 from benchmarks.measured import HERE, figures, table
 from kvq_core.claims.side_by_side import short_title
 from kvq_core.cli.table_picture import picture
+from kvq_core.record.fields import RESULTS_VERSION
+from kvq_core.studies.spec import read_study
 from kvq_core.studies.summary import WIDE, is_wide
-from kvq_core.studies.table import FACTOR, MATCHED_TOKENS, NEAR, SMALL, setting
+from kvq_core.studies.table import FACTOR, FILE, MATCHED_TOKENS, NEAR, SMALL, setting
 
 PICTURE = HERE.parent / "docs" / "table.svg"
 BEST = 3  # lanes of a setting that the text names
+FIRST_VERSION = 7  # of results, of figures that do not say theirs
 
 
 def table_part() -> str:
     """The picture, and of each setting the lanes that lose least on the first model."""
-    found = figures("table")
+    found = _found()
     if not found:
         return ""
     first = next(iter(found.values()))
@@ -31,7 +34,7 @@ def table_part() -> str:
     head = " | ".join(["Setting", "Lane", "Bits", *(part["title"] for part in found.values())])
     how = "[How it is made, and rows for other models](docs/table.md)."
     matched = f"Bytes are matched at {MATCHED_TOKENS:,} tokens."
-    said = f"{caption(found)} {matched}{_wide(found)} {how} Of each setting {BEST}:"
+    said = f"{caption(found)} {matched}{_wide(found)}{_older(found)} {how} Of each setting {BEST}:"
     parts = ["## The reference table", f"![Mean KLD of every lane](docs/{PICTURE.name})", said, table(head, *rows)]
     return "\n\n".join(parts)
 
@@ -67,6 +70,22 @@ def caption(found: dict[str, Any]) -> str:
     )
 
 
+def _found() -> dict[str, Any]:
+    """By model its figures, of the lanes that the study has today."""
+    labels = {lane.label for lane in read_study(FILE).comparison.lanes}
+    return {
+        model: {**part, "lanes": [line for line in part["lanes"] if line["label"] in labels]}
+        for model, part in figures("table").items()
+    }
+
+
+def _older(found: dict[str, Any]) -> str:
+    """Whose figures an earlier version of the engine computed."""
+    told = {part["title"]: part.get("results_version", FIRST_VERSION) for part in found.values()}
+    old = [f"{title} (version {version})" for title, version in told.items() if version != RESULTS_VERSION]
+    return f" Not computed again since results version {RESULTS_VERSION}: {', '.join(old)}." if old else ""
+
+
 def _wide(found: dict[str, Any]) -> str:
     """How many intervals of all say only that there are too few prompts."""
     lines = [line for part in found.values() for line in _shown(part)]
@@ -77,7 +96,7 @@ def _wide(found: dict[str, Any]) -> str:
 
 def drawn() -> str | None:
     """The picture, None while nothing is stored."""
-    found = figures("table")
+    found = _found()
     if not found:
         return None
     lines = [{**line, "model": part["title"]} for part in found.values() for line in part["lanes"]]

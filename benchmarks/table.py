@@ -12,6 +12,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measured import HERE, keep
+from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.studies.cells import plan
 from kvq_core.studies.result import StudyResult
 from kvq_core.studies.study import stored_study
@@ -30,7 +31,8 @@ def parts(result: StudyResult) -> dict[str, dict[str, Any]]:
             lanes = [line for line in summary["lanes"] if line["model"] == title]
             told = [{name: line[name] for name in FIGURES} for line in lanes]
             tokens = result.plan.spec.comparison.max_new_tokens
-            found[model] = {"title": title, "study": result.id, "prompts": len(cells), "tokens": tokens, "lanes": told}
+            about = {"title": title, "study": result.id, "results_version": RESULTS_VERSION}
+            found[model] = {**about, "prompts": len(cells), "tokens": tokens, "lanes": told}
         else:
             print(f"{title}: {sum(cell.id in done for cell in cells)} of {len(cells)} cells are stored; left out.")
     return found

@@ -8,9 +8,10 @@ import pytest
 from kvq_core.cli import main as cli
 from kvq_core.cli.table_text import markdown
 from kvq_core.errors import ModelError, StoreError
-from kvq_core.methods import methods
+from kvq_core.methods import ModelShape, methods
 from kvq_core.models.gguf.published import SECOND_MODEL
-from kvq_core.spec import DEFAULT_MODEL, MAX_LANES
+from kvq_core.spec import DEFAULT_MODEL, MAX_LANES, CacheAt
+from kvq_core.spec.size import bits_of
 from kvq_core.store.store import open_store
 from kvq_core.studies import table
 from kvq_core.studies.cells import plan
@@ -48,6 +49,14 @@ def test_what_ships_has_every_method_and_the_kinds_of_prompts():
     assert len(lanes) <= MAX_LANES and len({lane.label for lane in lanes}) == len(lanes)
     assert set(spec.models) == {DEFAULT_MODEL, SECOND_MODEL}
     assert {table.setting(lane.label)[0] for lane in lanes} == set(table.SETTINGS.values())
+
+
+@pytest.mark.parametrize("shape", [ModelShape(30, 9, 3, 64, 8192), ModelShape(24, 14, 2, 64, 32768)])
+def test_lanes_at_matched_bytes_store_as_much_on_both_models(shape):
+    comparison = read_study(table.FILE).comparison
+    at = CacheAt(shape, table.MATCHED_TOKENS - comparison.max_new_tokens + 1, table.MATCHED_TOKENS)
+    bits = {lane.label: bits_of(lane, at) for lane in comparison.lanes if lane.label.startswith("4.5 bits: ")}
+    assert len(bits) == 12 and {label: each for label, each in bits.items() if not 4.2 < each < 4.5 * 1.02} == {}
 
 
 def test_the_quick_table_has_a_prompt_of_each_kind_and_every_method_once():
