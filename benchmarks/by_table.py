@@ -75,7 +75,7 @@ def _found() -> dict[str, Any]:
     labels = {lane.label for lane in read_study(FILE).comparison.lanes}
     return {
         model: {**part, "lanes": [line for line in part["lanes"] if line["label"] in labels]}
-        for model, part in figures("table").items()
+        for model, part in (figures("table") or {}).items()
     }
 
 
