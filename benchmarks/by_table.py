@@ -70,11 +70,16 @@ def caption(found: dict[str, Any]) -> str:
     )
 
 
+def labels() -> set[str]:
+    """Of the lanes that the study has."""
+    return {lane.label for lane in read_study(FILE).comparison.lanes}
+
+
 def _found() -> dict[str, Any]:
     """By model its figures, of the lanes that the study has today."""
-    labels = {lane.label for lane in read_study(FILE).comparison.lanes}
+    today = labels()
     return {
-        model: {**part, "lanes": [line for line in part["lanes"] if line["label"] in labels]}
+        model: {**part, "lanes": [line for line in part["lanes"] if line["label"] in today]}
         for model, part in (figures("table") or {}).items()
     }
 

@@ -31,6 +31,13 @@ def parts(tmp_path_factory):
     return before, stored.parts(stored_study(planned, store))
 
 
+def show(monkeypatch, found: dict, labels: set[str] | None = None) -> None:
+    """Have these figures stored, and a study of lanes of these ``labels`` or of theirs."""
+    own = {line["label"] for part in found.values() for line in part["lanes"]} if labels is None else labels
+    monkeypatch.setattr(by_table, "figures", lambda name: found)
+    monkeypatch.setattr(by_table, "labels", lambda: own)
+
+
 @pytest.mark.slow
 def test_a_model_is_kept_once_all_its_cells_are_stored(parts):
     before, after = parts
@@ -49,10 +56,11 @@ def test_the_readme_has_a_picture_and_rows_only_of_what_is_stored(parts, monkeyp
     monkeypatch.setattr(by_table, "figures", lambda name: None)
     assert by_table.table_part() == "" and by_table.drawn() is None
     found = parts[1]
-    monkeypatch.setattr(by_table, "figures", lambda name: found)
     (part,) = found.values()
+    show(monkeypatch, found)
     told, svg = by_table.table_part(), by_table.drawn()
     assert told.startswith("## The reference table\n") and "docs/table.svg" in told and "over 6 prompts" in told
+    assert "Not computed again" not in told
     mean, low, high = (f"{part['lanes'][0][name]:.2g}" for name in ("kld_mean", "kld_low", "kld_high"))
     assert f"| {mean} ({low} to {high}) |" in told and "| matched bytes | two |" in told
     root = ET.fromstring(svg)
@@ -86,9 +94,10 @@ def test_dots_lie_within_their_intervals_on_the_axis():
 def test_intervals_of_too_few_prompts_are_dashed_and_counted(monkeypatch):
     line = {"kld_mean": 0.01, "kld_low": 0.005, "kld_high": 0.02, "key_bits": 4, "value_bits": 2}
     lanes = [{**line, "label": "a"}, {**line, "label": "b", "kld_high": 5.0}]
-    found = {"m": {"title": "M", "prompts": 12, "tokens": 48, "lanes": lanes}}
-    monkeypatch.setattr(by_table, "figures", lambda name: found)
+    gone = {**line, "label": "gone"}
+    show(monkeypatch, {"m": {"title": "M", "prompts": 12, "tokens": 48, "lanes": [*lanes, gone]}}, {"a", "b"})
     told = by_table.table_part()
+    assert "gone" not in told and "Not computed again since results version" in told and ": M (version 7)." in told
     assert "1 of 2 intervals reach beyond 10 times the mean (dashed): of too few prompts." in told
     assert "Bytes are matched at 1,024 tokens." in told
     root = ET.fromstring(by_table.drawn())
