@@ -10,7 +10,7 @@ from kvq_core.cli.table_picture import picture
 from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.studies.spec import read_study
 from kvq_core.studies.summary import WIDE, is_wide
-from kvq_core.studies.table import FACTOR, FILE, MATCHED_TOKENS, NEAR, SMALL, setting
+from kvq_core.studies.table import FACTOR, FILE, MATCHED_BITS, NEAR, SMALL, setting
 
 PICTURE = HERE.parent / "docs" / "table.svg"
 BEST = 3  # lanes of a setting that the text names
@@ -33,7 +33,7 @@ def table_part() -> str:
     ]
     head = " | ".join(["Setting", "Lane", "Bits", *(part["title"] for part in found.values())])
     how = "[How it is made, and rows for other models](docs/table.md)."
-    matched = f"Bytes are matched at {MATCHED_TOKENS:,} tokens."
+    matched = f"Bytes are matched at {MATCHED_BITS} bits an element over these prompts."
     said = f"{caption(found)} {matched}{_wide(found)}{_older(found)} {how} Of each setting {BEST}:"
     parts = ["## The reference table", f"![Mean KLD of every lane](docs/{PICTURE.name})", said, table(head, *rows)]
     return "\n\n".join(parts)

@@ -99,7 +99,7 @@ def test_intervals_of_too_few_prompts_are_dashed_and_counted(monkeypatch):
     told = by_table.table_part()
     assert "gone" not in told and "Not computed again since results version" in told and ": M (version 7)." in told
     assert "1 of 2 intervals reach beyond 10 times the mean (dashed): of too few prompts." in told
-    assert "Bytes are matched at 1,024 tokens." in told
+    assert "Bytes are matched at 4.5 bits an element over these prompts." in told
     root = ET.fromstring(by_table.drawn())
     assert [each.get("stroke-dasharray") for each in root.findall(f"{SVG}line") if each.get("stroke") == "#0b62c4"] == [
         None,
