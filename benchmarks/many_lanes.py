@@ -145,7 +145,7 @@ class Measuring:
         return {"cpu_s": found, "ratio": of, "chunk": CHUNK}
 
     def _read(self) -> None:
-        for _ in Prefill(self.model, self.ids).run():
+        for _ in Prefill(self.model.stepping(), self.ids).run():
             pass
 
     def memory(self) -> dict[str, Any]:
