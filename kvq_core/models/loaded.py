@@ -165,7 +165,7 @@ class LoadedModel(Reader):
         return self.widest < threads.NARROW
 
     def stepping(self) -> "LoadedModel":
-        """The same model as decode steps compute it, see models/stepping.py."""
+        """The same model as runs compute it, see models/stepping.py."""
         divides = self.narrow and self.device.type == "cpu"
         return self.computed_by(self._stepping.by(torch.get_num_threads() if divides else 1))
 

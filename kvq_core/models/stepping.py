@@ -1,5 +1,6 @@
-"""Products of a model in decode steps, which wait for their weights: read in a layout made for few rows, by all cores,
-each its own part of them.
+"""Products of a model in a run. Those of decode steps wait for their weights: they are read in a layout made for few
+rows, by all cores, each its own part of them. A row is summed in one order there whatever rows stand beside it, so
+prompts and given answers are computed by these products, too, however many tokens a pass takes.
 
 torch divides a product of a few rows too, but wakes the other cores for each; here they are woken once for a layer's
 whole MLP, which is most of a model, and once for the output head.
@@ -27,7 +28,7 @@ Product = Callable[[Tensor], Tensor]
 
 
 class Stepping:
-    """A model's twins for decode steps, each made once: what runs of one model share. Where memory is short of a second
+    """A model's twins for runs, each made once: what runs of one model share. Where memory is short of a second
     layout they read the weights as the model holds them, for results that differ in their last digits are better than
     none."""
 
