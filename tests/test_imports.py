@@ -90,7 +90,7 @@ OPEN_TO_THE_PAGE = {
     "studies": set(
         "cells estimate example executors intervals kept pairs prompts result rows sources spec study tasks".split()
     ),
-    "sizing": {"fit", "reserve"},
+    "sizing": {"fit", "reserve", "units"},
     "training": {"offer"},
     "machine": {"files", "memory"},
 }

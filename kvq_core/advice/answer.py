@@ -10,8 +10,9 @@ from kvq_core.advice.asked import Ask
 from kvq_core.advice.choice import Choice, Option, choose
 from kvq_core.advice.evidence import Evidence, evidence
 from kvq_core.advice.report import Advice, Candidate, WeightsFile, Worst
-from kvq_core.advice.sentences import Findings, answer_of, helps_of, reasons_of, size, untested_of
+from kvq_core.advice.sentences import Findings, answer_of, helps_of, reasons_of, untested_of
 from kvq_core.methods.deployments import READ_IN
+from kvq_core.sizing.units import size_text
 from kvq_core.studies.intervals import mean_interval
 from kvq_core.studies.pairs import pairs
 
@@ -154,7 +155,7 @@ def _nearest(study: Study, best: str, found: Evidence) -> str:
         return "No other lane was run that could be had."
     mean = found.kld[:, found.at(least.label)].mean()
     why = _why_not(least, found, least.label in found.holding) or "it is no answer"
-    return f"No other lane will do. The nearest is {least.label}, {size(least.nbytes)}, {mean:.2g} nats: {why}."
+    return f"No other lane will do. The nearest is {least.label}, {size_text(least.nbytes, 3)}, {mean:.2g} nats: {why}."
 
 
 def _worst(table: "pd.DataFrame", label: str | None) -> list[Worst]:

@@ -8,7 +8,7 @@ from kvq_core.advice.grounds import Grounds
 from kvq_core.advice.layers_figure import layers_figure
 from kvq_core.advice.markdown import HEADER, address, cells, sections
 from kvq_core.advice.report import Advice, Candidate
-from kvq_core.advice.sentences import size
+from kvq_core.sizing.units import size_text
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 300, 70, 40, 12
 STYLE = (
@@ -127,7 +127,7 @@ class _Scale:
         ]
         marks = [
             f'<text x="{self.x(self.most * part / 4):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">'
-            f"{size(round(self.most * part / 4))}</text>"
+            f"{size_text(round(self.most * part / 4), 3)}</text>"
             for part in range(5)
         ]
         return "".join([*rows, *marks])

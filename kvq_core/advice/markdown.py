@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from kvq_core.advice.grounds import Compared, Grounds
 from kvq_core.advice.report import Advice, Candidate
-from kvq_core.advice.sentences import size
+from kvq_core.sizing.units import size_text
 
 COSTLIEST = 6  # layers that are named
 HEADER = ("lane", "cache", "mean KLD", "95 % interval", "fits", "why not")
@@ -41,7 +41,7 @@ def cells(each: Candidate) -> tuple[str, ...]:
     ends = "-" if each.kld_low is None else f"{each.kld_low:.3g} to {each.kld_high:.3g}"
     fits = {True: "yes", False: "no", None: "-"}[each.fits]
     front = " ★" if each.front else ""
-    return f"{each.label}{front}{marks}", size(each.bytes), mean, ends, fits, each.why_not or ""
+    return f"{each.label}{front}{marks}", size_text(each.bytes, 3), mean, ends, fits, each.why_not or ""
 
 
 def _asked(found: Advice) -> str:
@@ -87,7 +87,7 @@ def sections(found: Grounds | None) -> Iterator[tuple[str, Sequence[str], list[S
 
 def _compared(each: Compared) -> tuple[str, ...]:
     predicted = "-" if each.predicted is None else f"{each.predicted:.3g}"
-    return f"{each.what}: {each.label}", size(each.bytes), predicted, f"{each.measured:.3g}"
+    return f"{each.what}: {each.label}", size_text(each.bytes, 3), predicted, f"{each.measured:.3g}"
 
 
 def _tokens(count: int | None) -> str:

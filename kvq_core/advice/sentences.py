@@ -12,6 +12,7 @@ from kvq_core.advice.evidence import Evidence
 from kvq_core.advice.report import WeightsFile
 from kvq_core.analysis.verdict import TIERS
 from kvq_core.sizing.reserve import allowance
+from kvq_core.sizing.units import size_text
 from kvq_core.studies.intervals import FEWEST, mean_interval
 
 ADVISED = 12  # prompts that are advised where there are too few
@@ -41,9 +42,9 @@ class Findings:
     def room(self) -> str | None:
         """What limits the cache."""
         if self.ask.memory is not None:
-            return f"{size(self.ask.memory)} for weights and cache"
+            return f"{size_text(self.ask.memory, 3)} for weights and cache"
         if self.ask.cache is not None:
-            return f"{size(self.ask.cache)} for the cache"
+            return f"{size_text(self.ask.cache, 3)} for the cache"
         return None if self.ask.bits is None else f"{self.ask.bits:g} bits an element"
 
     @property
@@ -80,7 +81,7 @@ def _agree(choice: Choice) -> str:
 
 def _cost(told: Findings, option: Option) -> str:
     share = option.nbytes / told.fp16.nbytes
-    return f"{size(option.nbytes)} for {told.sequences}, {share:.0%} of fp16"
+    return f"{size_text(option.nbytes, 3)} for {told.sequences}, {share:.0%} of fp16"
 
 
 def _none(told: Findings) -> str:
@@ -91,9 +92,9 @@ def _none(told: Findings) -> str:
         return "no lane that the engine has was run to its end"
     if told.too_small:
         memory = told.ask.memory or 0
-        left = size(max(0, allowance().left(memory)))
-        taken = size(told.weights.bytes or 0)
-        return f"the weights alone take {taken}, and of {size(memory)} weights and cache may have {left}"
+        left = size_text(max(0, allowance().left(memory)), 3)
+        taken = size_text(told.weights.bytes or 0, 3)
+        return f"the weights alone take {taken}, and of {size_text(memory, 3)} weights and cache may have {left}"
     holding = [option for option in told.possible if _holds(told, option)]
     if holding:
         least = min(holding, key=lambda option: option.nbytes)
@@ -133,7 +134,7 @@ def reasons_of(told: Findings, kind: str) -> Iterator[str]:
         room = f", where there are {told.room}" if told.room else ""
         yield f"It takes {_cost(told, best)}{room}{lost}."
     fits = {True: "fits as well", False: "does not fit", None: "was not held against a memory"}[told.fp16.fits]
-    yield f"The unquantized cache takes {size(told.fp16.nbytes)} and {fits}."
+    yield f"The unquantized cache takes {size_text(told.fp16.nbytes, 3)} and {fits}."
 
 
 def helps_of(told: Findings, kind: str, nearest_context: int | None) -> Iterator[str]:
@@ -156,7 +157,7 @@ def helps_of(told: Findings, kind: str, nearest_context: int | None) -> Iterator
     elif not holding:
         yield from _looser(told)
     if told.fp16.fits:
-        yield f"Leave the cache unquantized: {size(told.fp16.nbytes)} fit."
+        yield f"Leave the cache unquantized: {size_text(told.fp16.nbytes, 3)} fit."
 
 
 def _looser(told: Findings) -> Iterator[str]:
@@ -183,10 +184,3 @@ def untested_of(told: Findings) -> Iterator[str]:
 def whole_percent(share: float) -> str:
     """Rounded down: 94.9 % of resamples are not the 95 % from which on an answer is sure."""
     return f"{floor(100 * share + 1e-9)}%"
-
-
-def size(nbytes: int) -> str:
-    """In powers of 1000, as memories are sold."""
-    if nbytes < 1e5:
-        return f"{nbytes / 1e3:,.1f} KB"
-    return f"{nbytes / 1e9:,.2f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:,.1f} MB"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvq_core.cli.output import columns
 from kvq_core.errors import ModelError, SpecError
+from kvq_core.sizing.units import size_text
 
 if TYPE_CHECKING:
     from kvq_core.models import LoadedModel
@@ -77,7 +78,7 @@ def describe_fit(found: "Fit") -> str:
 
 def _head(found: "Fit") -> list[str]:
     layers = "; ".join(f"{each.count} {_layer_words(each.holds)}" for each in found.layers)
-    memory = "" if found.memory is None else f", in {found.memory / 1e9:,.1f} GB"
+    memory = "" if found.memory is None else f", in {size_text(found.memory, 3)}"
     return [
         f"What fits: {found.batch} x {found.context:,} tokens{memory}",
         f"{found.architecture}, layers: {layers}",
@@ -109,7 +110,7 @@ def _foot(found: "Fit") -> list[str]:
     share, spare = found.allowance.share, found.allowance.bytes
     return [
         f"Under a memory's name: the longest context of {found.batch} such sequences that fits beside the weights. "
-        f"{share:.0%} of it and {spare / 1e9:g} GB are left for what is no cache; the rest is an assumption: "
+        f"{share:.0%} of it and {size_text(spare, 3)} are left for what is no cache; the rest is an assumption: "
         "docs/inspect.md.",
         *found.warnings,
         *(f"Not known: {each}." for each in found.unknown),
@@ -117,4 +118,4 @@ def _foot(found: "Fit") -> list[str]:
 
 
 def _size(nbytes: int | None) -> str:
-    return "not known" if nbytes is None else f"{nbytes / 2**30:,.2f} GiB"
+    return "not known" if nbytes is None else size_text(nbytes, 3)

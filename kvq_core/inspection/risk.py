@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from kvq_core.inspection.report import Cause, Facts, LayerFigures, Reason, Remedy, spans
 from kvq_core.inspection.rules import Rules, published
+from kvq_core.sizing.units import size_text
 
 NOTHING = "No known risk found; measure."
 
@@ -80,14 +81,7 @@ def _remedy(remedies: Sequence[Remedy], plain: float | None, rules: Rules) -> st
         return "No remedy measured here helps enough."
     best = min(helping, key=lambda each: each.extra_bytes or 0)
     name = best.name[0].lower() + best.name[1:]
-    return f"Cheapest remedy measured: {name}, {_size(best.extra_bytes or 0)} (KLD {plain:.2g} to {best.kld:.2g})."
-
-
-def _size(nbytes: int) -> str:
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.0f} {name}"
-    return f"{nbytes} bytes"
+    return f"Cheapest remedy measured: {name}, {size_text(best.extra_bytes or 0)} (KLD {plain:.2g} to {best.kld:.2g})."
 
 
 def known_of(*names: str) -> tuple[str, ...]:

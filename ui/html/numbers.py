@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from kvq_core.sizing.units import size_text
+
 ABSENT = "–"
 
 
@@ -51,10 +53,7 @@ def size(count: float | None) -> str:
     """Bytes: ``812 KB``, ``1.1 GB`` (powers of 1000)."""
     if count is None or not math.isfinite(count):
         return ABSENT
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if count >= scale:
-            return f"{significant(count / scale, 3 if count / scale < 10 else 2)} {unit}"
-    return f"{count:.0f} B"
+    return size_text(count)
 
 
 def plural(count: int, noun: str) -> str:

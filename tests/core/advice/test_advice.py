@@ -14,7 +14,6 @@ from kvq_core.advice.choice import Option
 from kvq_core.advice.html import as_html
 from kvq_core.advice.markdown import as_markdown
 from kvq_core.advice.report import Advice, WeightsFile
-from kvq_core.advice.sentences import size
 from kvq_core.errors import SpecError
 from kvq_core.sizing.reserve import allowance
 
@@ -73,17 +72,10 @@ def test_where_no_other_lane_will_do_the_nearest_is_told():
     found = asked(lanes, [option("large"), option("small"), option("middle")])
     assert (found.label, found.runner_up, found.runner_up_lane) == ("large", None, None)
     assert found.separates == (
-        "No other lane will do. The nearest is middle, 0.3 KB, 0.02 nats: it loses more than is tolerated."
+        "No other lane will do. The nearest is middle, 300 B, 0.02 nats: it loses more than is tolerated."
     )
     alone = asked(rows("large", noisy(0.0001)), [option("large")])
     assert alone.separates == "No other lane was run that could be had."
-
-
-@pytest.mark.parametrize(
-    ("count", "said"), [(812, "0.8 KB"), (40_000, "40.0 KB"), (250_000, "0.2 MB"), (1_500_000_000, "1.50 GB")]
-)
-def test_no_size_is_told_as_nothing(count: int, said: str) -> None:
-    assert size(count) == said
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def test_a_layer_that_carries_a_constant_is_named_with_its_cure() -> None:
     assert found.plain_kld is not None
     assert (by_name["Centre the keys"].kld or 0) < found.plain_kld / rules().gain.value
     assert by_name["Centre the keys"].extra_bytes == 3 * 2 * 2 * 32 == by_name["Centre the keys"].fixed_bytes
-    assert f"Cheapest remedy measured: centre the keys, 384 bytes (KLD {found.plain_kld:.2g} to" in found.sentence
+    assert f"Cheapest remedy measured: centre the keys, 384 B (KLD {found.plain_kld:.2g} to" in found.sentence
 
 
 @pytest.mark.slow
