@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from app import launch
+from kvq_core.pipeline.compare import compare
+from kvq_core.pipeline.estimate import estimate as estimated
 from kvq_core.settings import settings
 from kvq_core.store.store import Store, open_store
 from tests.browser.stand_in import Engine, estimate
@@ -105,6 +107,13 @@ def home(tmp_path_factory) -> Path:
 def other_server(start_server, home) -> str:
     """A process of its own: the same store, another home, and trainings that are soon done."""
     return start_server("-c", BRIEF_TRAINING, KVQ_HOME=str(home))
+
+
+@pytest.fixture(scope="session")
+def page_beside(store_folder) -> Iterator[str]:
+    """The store's runs, shown by another process than the server's: this one."""
+    with served_here(Services(open_store(store_folder), compare, estimated)) as address:
+        yield address
 
 
 @contextmanager

@@ -69,8 +69,8 @@ def link_of_a_run(page) -> str:
     return link
 
 
-def test_a_run_streams_and_its_link_opens_in_another_process(finished_link, other_server, open_page):
-    page = open_page(other_server + "/?" + finished_link.split("?")[1])
+def test_a_run_streams_and_its_link_opens_in_another_process(finished_link, page_beside, open_page):
+    page = open_page(page_beside + "/?" + finished_link.split("?")[1])
     page.wait_for_selector("#card-2 .badge")
     assert page.locator(".answer h3").first.inner_text() == "Full precision"
     assert "no verdict" in page.locator("#card-1 .badge").inner_text()  # 23 scored positions are too few
