@@ -131,6 +131,7 @@ def test_aot_decode_forms_keep_to_their_limits(method, capability, record_proper
 
 
 @pytest.mark.compiler
+@pytest.mark.long("compile", sample=1)
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_aot_counts_do_not_depend_on_the_query_heads_of_a_kv_head(capability):
     """Up to the 8 that one product has room for; 16 are two products of the same codes."""
