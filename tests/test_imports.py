@@ -62,7 +62,7 @@ _TABLE = """
     ui.service: analysis errors events inspection limits links logs machine packed pipeline record settings spec store
         training ui.html
     ui.form: decision errors links methods models pipeline presets record settings spec training ui.html ui.service
-    ui.server: errors events logs models packed pipeline settings spec store ui.export ui.html ui.service
+    ui.server: errors events logs models packed pipeline settings spec store ui.export ui.service
     ui.views: analysis errors methods record spec ui.figures ui.form ui.html ui.selection ui.service ui.words
     ui.panels: analysis claims errors events inspection links logs methods models packed pipeline presets record
         settings spec store training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
@@ -70,8 +70,8 @@ _TABLE = """
         ui.service ui.views ui.words
     ui.decide: advice analysis decision errors inspection limits links logs models settings sizing spec studies
         ui.figures ui.html ui.panels ui.service ui.study ui.views
-    ui.api: advice analysis claims errors events inspection logs methods models pipeline presets record sizing spec
-        store studies ui.decide ui.html ui.service ui.study
+    ui.api: advice analysis claims errors events inspection methods models pipeline presets record sizing spec
+        store studies ui.decide ui.service ui.study
     ui.layout: errors ui.api ui.decide ui.figures ui.form ui.html ui.panels ui.server ui.service ui.study
         ui.views
     ui.__init__:

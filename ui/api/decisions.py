@@ -17,12 +17,13 @@ from kvq_core.models import available_models
 from kvq_core.sizing.fit import Fit, FitRequest, memory_of
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.studies.spec import parse_study
-from ui.api.refusals import demand, one_line
+from ui.api.refusals import demand
 from ui.api.schemas import AdviceInfo, typed
 from ui.decide.going import Decisions, GoingDecision, Stage, waits
 from ui.decide.quote import DecisionQuote, admit, quote_spec, quote_study
 from ui.service.address import page_address
 from ui.service.admission import check_study_bytes
+from ui.service.one_line import one_line
 from ui.service.services import visitor
 from ui.study.going import Studies
 from ui.study.opening import demand_open, key_for

@@ -25,7 +25,7 @@ from kvq_core.spec import DEFAULT_MODEL, parse_lane
 from kvq_core.store import sharing
 from ui.api.claims import claims_of
 from ui.api.decisions import decision_endpoints
-from ui.api.refusals import demand, one_line
+from ui.api.refusals import demand
 from ui.api.schemas import (
     ClaimInfo,
     Experiment,
@@ -42,6 +42,7 @@ from ui.api.stream import added_told, run_told
 from ui.api.studies import study_endpoints
 from ui.decide.going import Decisions
 from ui.service.address import link
+from ui.service.one_line import one_line
 from ui.service.services import Services
 from ui.study.going import Studies
 

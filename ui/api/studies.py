@@ -13,11 +13,12 @@ from kvq_core.spec import ComparisonSpec
 from kvq_core.studies.result import StudyResult
 from kvq_core.studies.rows import parquet
 from kvq_core.studies.spec import OF_A_PROMPT, StudySpec, parse_study
-from ui.api.refusals import demand, one_line
+from ui.api.refusals import demand
 from ui.api.schemas import typed
 from ui.service.address import page_address
 from ui.service.admission import check_study_bytes
 from ui.service.line import Place
+from ui.service.one_line import one_line
 from ui.service.services import visitor
 from ui.study.files import name_of
 from ui.study.going import Going, Standing, Studies

@@ -5,9 +5,7 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.errors import KvqError
-from kvq_core.logs import log_error
-from ui.html.status import unexpected_error
+from ui.service.one_line import one_line
 
 NOT_TAKEN = (
     "These are not the values that are taken here: their number or kind is another one. /gradio_api/info lists what "
@@ -29,15 +27,8 @@ class Blocks(gr.Blocks):
             raise gr.Error(NOT_TAKEN, print_exception=False) from None
 
     async def call_function(self, *arguments: Any, **more: Any) -> Any:
-        try:
+        with one_line():
             return await super().call_function(*arguments, **more)
-        except gr.Error:
-            raise
-        except KvqError as error:
-            raise gr.Error(str(error), print_exception=False) from None
-        except Exception as error:
-            log_error("request failed", error)
-            raise gr.Error(unexpected_error(), print_exception=False) from None
 
 
 def fit_values(parts: Sequence[Any], values: Any) -> Any:
