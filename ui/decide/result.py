@@ -1,22 +1,24 @@
 """What a decision shows on the page: the answer, its figure, what it rests on, and its files."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gradio as gr
 
 from kvq_core.advice.decision import Decision
-from kvq_core.errors import KvqError, StoreError
+from kvq_core.errors import KvqError
 from kvq_core.settings import settings
 from ui.decide.answer import answer_html, lanes_html, untested_html, worst_html
 from ui.decide.beside import beside_html
 from ui.decide.cell import CellPart, create_cell
 from ui.decide.evidence import fits_html, layers_html, policy_html
-from ui.decide.files import FILES, name_of
+from ui.decide.files import FILES, Made, name_of
 from ui.figures.decision import decision_front, policy_fronts
 from ui.html.copying import COPY_JS, copy_box
 from ui.service.address import page_address
 from ui.service.services import Services
+from ui.study.files import download_updates
 from ui.study.opening import Results, is_open
 from ui.views.view import Drawing, Page, Slot, create_page, or_absent
 
@@ -102,14 +104,12 @@ def draw(decision: Decision, services: Services, results: Results, page: str, un
 
 
 def _files(decision: Decision, services: Services, page: str) -> list[Any]:
-    try:
-        paths = [
-            services.file(name_of(decision, page, ending), make(decision, page).encode())
-            for ending, make in FILES.values()
-        ]
-    except StoreError:
-        return [gr.update(interactive=False)] * len(FILES)
-    return [gr.update(value=path, interactive=True) for path in paths]
+    made = {name_of(decision, page, end): partial(_encoded, make, decision, page) for end, make in FILES.values()}
+    return download_updates(services, made)
+
+
+def _encoded(make: Made, decision: Decision, page: str) -> bytes:
+    return make(decision, page).encode()
 
 
 def link_html(id: str, request: gr.Request) -> str:

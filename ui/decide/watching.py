@@ -7,10 +7,9 @@ from typing import Any
 import gradio as gr
 
 from ui.decide.going import GoingDecision, Stage, waits
-from ui.html.status import event_words, line, notice, place_line
+from ui.html.status import line, notice, place_line
 from ui.panels.job_panel import JobPanel
-from ui.service.line import Place
-from ui.study.watching import follow
+from ui.study.watching import doing_words, follow
 
 DECIDE = JobPanel(
     "decide", "Start", "Deciding", ("Cancelled", "warn", None, "What is done is kept; Go on computes what is left.")
@@ -44,13 +43,9 @@ def stage_line(now: Stage) -> str:
         return line(named, done=0.0, detail=left)
     said = f"{named}: {now.done:,} of {now.total:,} done" + (f", at {now.prompt}" if now.prompt else "")
     after = "The answer below stands without layers so far." if now.decision is not None else ""
-    return line(said, done=now.done / now.total, detail=" ".join(filter(None, [left.strip(), _beside(now), after])))
-
-
-def _beside(now: Stage) -> str:
-    """What is done with the run at work."""
-    found = None if now.beside is None or isinstance(now.beside, Place) else event_words(now.beside)
-    return "" if found is None else f"{found[0]}."
+    return line(
+        said, done=now.done / now.total, detail=" ".join(filter(None, [left.strip(), doing_words(now.beside), after]))
+    )
 
 
 def end_line(going: GoingDecision) -> str:

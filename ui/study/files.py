@@ -3,11 +3,16 @@
 import csv
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import gradio as gr
+
+from kvq_core.errors import StoreError
 from kvq_core.studies.result import StudyResult
 from kvq_core.studies.rows import COLUMNS, parquet
 from ui.html.escape import cell_safe
+from ui.service.services import Services
 
 # Those columns of rows that hold a number a position are for Parquet alone.
 _PLAIN = [name for name, kind in COLUMNS.items() if not kind.startswith("list")]
@@ -47,6 +52,15 @@ FILES: dict[str, tuple[str, Callable[[StudyResult], bytes]]] = {
     "Figures (JSON)": ("figures.json", summary_json),
     "Study (JSON)": ("study.json", spec_json),
 }
+
+
+def download_updates(services: Services, files: Mapping[str, Callable[[], bytes]]) -> list[Any]:
+    """Of buttons, each of a file's name and what makes it. None can be pressed where one cannot be kept."""
+    try:
+        paths = [services.file(name, make()) for name, make in files.items()]
+    except StoreError:
+        return [gr.update(interactive=False)] * len(files)
+    return [gr.update(value=path, interactive=True) for path in paths]
 
 
 def name_of(result: StudyResult, ending: str) -> str:

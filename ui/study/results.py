@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 import gradio as gr
 
-from kvq_core.errors import KvqError, StoreError
+from kvq_core.errors import KvqError
 from kvq_core.studies.intervals import FEWEST
 from kvq_core.studies.pairs import Pair
 from kvq_core.studies.result import StudyResult
@@ -21,7 +22,7 @@ from ui.html.numbers import plural
 from ui.html.study_tables import groups_table, lanes_table, tasks_table, tokens_table
 from ui.service.address import page_address
 from ui.service.services import Services
-from ui.study.files import FILES, name_of
+from ui.study.files import FILES, download_updates, name_of
 from ui.study.opening import is_open
 from ui.views.view import Drawing, Page, Slot, create_page, or_absent
 from ui.words.study import study_words
@@ -230,8 +231,4 @@ def hidden(services: Services, id: str) -> bool:
 
 def files_of(result: StudyResult, services: Services) -> list[Any]:
     """Updates of the download buttons."""
-    try:
-        paths = [services.file(name_of(result, ending), make(result)) for ending, make in FILES.values()]
-    except StoreError:
-        return [gr.update(interactive=False)] * len(FILES)
-    return [gr.update(value=path, interactive=True) for path in paths]
+    return download_updates(services, {name_of(result, end): partial(make, result) for end, make in FILES.values()})

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 import gradio as gr
 
+from kvq_core.events import Event
 from ui.html.status import event_words, line, notice, place_line
 from ui.panels.job_panel import JobPanel
 from ui.service.line import Place
@@ -79,12 +80,12 @@ def standing_line(now: Standing, total: int) -> str:
     if now.result is None:
         return line("Reading what is there", done=0.0)
     said = f"Cell {min(done + 1, total):,} of {total:,}" + (f": {now.prompt}" if now.prompt else "")
-    return line(said, done=done / max(1, total), detail=left + doing_words(now))
+    return line(said, done=done / max(1, total), detail=left + doing_words(now.doing))
 
 
-def doing_words(now: Standing) -> str:
-    """What is done with the cell at work."""
-    found = None if now.doing is None or isinstance(now.doing, Place) else event_words(now.doing)
+def doing_words(doing: Event | Place | None) -> str:
+    """What is done with the run at work."""
+    found = None if doing is None or isinstance(doing, Place) else event_words(doing)
     return "" if found is None else f"{found[0]}."
 
 
