@@ -8,8 +8,9 @@ import torch
 from kvq_core.errors import LimitError, MethodError
 from kvq_core.events import Loading
 from kvq_core.machine.memory import memory_errors_as_limits
-from kvq_core.models import LoadedModel, load, prepare, with_model
+from kvq_core.models import LoadedModel, with_model
 from kvq_core.packed import LaneMeasurement, Request, label_of, measure
+from kvq_core.pipeline.loading import load_model
 from kvq_core.pipeline.prompt import render
 from kvq_core.spec import ComparisonSpec, Lane
 
@@ -40,10 +41,7 @@ def measure_spec(spec: ComparisonSpec, request: Request) -> Generator[Progress]:
     Raises KvqError where the prompt, the model or the request cannot be measured at all.
     """
     spec = with_model(spec)
-    yield Loading(spec.model)
-    for step in prepare(spec.model, spec.revision):
-        yield Loading(spec.model, *step)
-    model = load(spec.model, spec.revision)
+    model = yield from load_model(spec)
     ids = render(model, spec)
     lanes = [None, *spec.lanes]
     for index, lane in enumerate(lanes):

@@ -16,13 +16,14 @@ from kvq_core.engine.decode import Decode
 from kvq_core.engine.held import READINGS, Reading
 from kvq_core.engine.prefill import CHUNK
 from kvq_core.errors import SpecError, StoreError, excerpt
-from kvq_core.events import Event, Finished, Loading, Prefill
+from kvq_core.events import Event, Finished, Prefill
 from kvq_core.logs import log_run
 from kvq_core.machine.memory import memory_errors_as_limits
-from kvq_core.models import LoadedModel, load, prepare
+from kvq_core.models import LoadedModel
 from kvq_core.pipeline.assemble import assemble, id_of, place_of
 from kvq_core.pipeline.batch import Answer
 from kvq_core.pipeline.compare import save_finished, stored
+from kvq_core.pipeline.loading import load_model
 from kvq_core.pipeline.prompt import script
 from kvq_core.pipeline.state import Run
 from kvq_core.record.fields import RESULTS_VERSION, Record
@@ -58,10 +59,8 @@ def adding(
 def following(parent: Record, spec: ComparisonSpec, store: Store | None, owner: str) -> Generator[Event]:
     """``adding`` of what ``spec`` asks for."""
     with memory_errors_as_limits():
-        yield Loading(spec.model)
-        for step in prepare(spec.model, spec.revision):
-            yield Loading(spec.model, *step)
-        yield from adding_on(load(spec.model, spec.revision), parent, spec, store, owner)
+        model = yield from load_model(spec)
+        yield from adding_on(model, parent, spec, store, owner)
 
 
 def adding_on(

@@ -20,16 +20,17 @@ from kvq_core.engine.held import READINGS
 from kvq_core.engine.key_log import Place, Replay
 from kvq_core.engine.replaying import Divergences, follow, kit_of, log_of, stops_at
 from kvq_core.errors import LimitError, SpecError, StoreError
-from kvq_core.events import Event, Finished, Loading, Replaying
+from kvq_core.events import Event, Finished, Replaying
 from kvq_core.logs import log_run
 from kvq_core.machine.memory import memory_errors_as_limits
 from kvq_core.metrics.fidelity import TOPK
-from kvq_core.models import LoadedModel, load, prepare
+from kvq_core.models import LoadedModel
 from kvq_core.pipeline.added import Addition, check_followed
 from kvq_core.pipeline.assemble import id_of, place_of
 from kvq_core.pipeline.batch import Batch
 from kvq_core.pipeline.compare import save_finished, stored
 from kvq_core.pipeline.footprint import batches
+from kvq_core.pipeline.loading import load_model
 from kvq_core.pipeline.prompt import script
 from kvq_core.record.fields import CaptureInfo, LaneRecord, Record
 from kvq_core.spec import Capture, ComparisonSpec, Lane, parse_spec
@@ -95,10 +96,8 @@ def looking_at(
     answer again, up to the layer."""
     spec = spec_of_look(whole, lanes, layer)
     with memory_errors_as_limits():
-        yield Loading(spec.model)
-        for step in prepare(spec.model, spec.revision):
-            yield Loading(spec.model, *step)
-        yield from looking_on(load(spec.model, spec.revision), whole, lanes, layer, store, owner)
+        model = yield from load_model(spec)
+        yield from looking_on(model, whole, lanes, layer, store, owner)
 
 
 def looking_on(
