@@ -1,6 +1,8 @@
 """Ready experiments: one TOML file each in ``presets/``, data only."""
 
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,14 +48,21 @@ def preset(name: str) -> Preset:
 
 
 def _read(file: Path) -> Preset:
-    try:
+    with errors_named(f"presets/{file.name}"):
         data: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
         spec = parse_spec(data.pop("spec", None))
         return Preset(name=file.stem, spec=spec, **data)
+
+
+@contextmanager
+def errors_named(file: str) -> Iterator[None]:
+    """Whatever reading a file of data raises, as a SpecError that names the file and the place in it."""
+    try:
+        yield
     except SpecError as error:
-        raise SpecError(f"presets/{file.name}: {error}") from None
+        raise SpecError(f"{file}: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
-        raise SpecError(f"presets/{file.name}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
+        raise SpecError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
     except (OSError, ValueError) as error:
-        raise SpecError(f"presets/{file.name} cannot be read: {error}.") from None
+        raise SpecError(f"{file} cannot be read: {error}.") from None

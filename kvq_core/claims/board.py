@@ -24,11 +24,11 @@ Verdict = Literal["holds", "does not hold here", "cannot be tested here"]
 Number = Annotated[float, AllowInfNan(False)]
 
 
-class _Frozen(BaseModel):
+class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Criterion(_Frozen):
+class Criterion(Frozen):
     """One comparison of measured numbers: ``left relation factor * right``, right a number's name or a constant."""
 
     left: str
@@ -63,7 +63,7 @@ class Criterion(_Frozen):
         return right - left if self.relation in ("<", "<=") else left - right
 
 
-class Spread(_Frozen):
+class Spread(Frozen):
     """A number over the texts."""
 
     mean: Number
@@ -71,7 +71,7 @@ class Spread(_Frozen):
     max: Number
 
 
-class TextResult(_Frozen):
+class TextResult(Frozen):
     """What one text gave; ``holds``: every criterion."""
 
     text: str
@@ -79,7 +79,7 @@ class TextResult(_Frozen):
     numbers: dict[str, Number]
 
 
-class ClaimResult(_Frozen):
+class ClaimResult(Frozen):
     """One claim, its criterion as it was written down, and what came out."""
 
     id: str
@@ -99,7 +99,7 @@ class ClaimResult(_Frozen):
     texts: tuple[TextResult, ...]
 
 
-class TextInfo(_Frozen):
+class TextInfo(Frozen):
     """A text the claims were measured on."""
 
     name: str
@@ -107,7 +107,7 @@ class TextInfo(_Frozen):
     tokens: int
 
 
-class Go(_Frozen):
+class Go(Frozen):
     """Claims that were measured after the rest of their board."""
 
     claims: tuple[str, ...]  # ids
@@ -116,7 +116,7 @@ class Go(_Frozen):
     environment: dict[str, str | int]
 
 
-class Board(_Frozen):
+class Board(Frozen):
     """All claims measured on a model, and under what circumstances."""
 
     format: Literal[1] = 1

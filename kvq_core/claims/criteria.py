@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from kvq_core.claims.board import NAME, SHIPPED, Criterion
+from kvq_core.claims.board import NAME, SHIPPED, Criterion, Frozen
 from kvq_core.claims.decoding import Decoding, Lossless
 from kvq_core.claims.distributions import Decay, Tails
 from kvq_core.claims.measures import Lanes, Measure, Numbers, PrintedSizes, StoredSize
@@ -17,6 +17,7 @@ from kvq_core.claims.structure import KeyCodebooks, KeySpectra, OneHead, Persist
 from kvq_core.claims.subspaces import OtherSubspaces
 from kvq_core.claims.texts import Text
 from kvq_core.errors import SpecError, excerpt
+from kvq_core.presets import errors_named
 
 SETTING = "setting.toml"
 MEASURES: dict[str, type[Measure]] = {
@@ -40,11 +41,7 @@ MEASURES: dict[str, type[Measure]] = {
 _DERIVED = re.compile(rf"({NAME}) ([-/]) ({NAME})")
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Rule(_Frozen):
+class Rule(Frozen):
     """A claim holds if all its criteria do, for the numbers' means and in ``share[0] / share[1]`` of the texts."""
 
     sentence: str
@@ -52,7 +49,7 @@ class Rule(_Frozen):
     fewest_texts: int = Field(ge=3)
 
 
-class Setting(_Frozen):
+class Setting(Frozen):
     """What all claims share: the length of the texts, the texts, the rule."""
 
     prompt_tokens: int = Field(ge=1)
@@ -66,7 +63,7 @@ class Setting(_Frozen):
         return self.prompt_tokens + self.later_tokens
 
 
-class Claim(_Frozen):
+class Claim(Frozen):
     """One claim: what the paper says and where, and what has to come out for it to hold here.
 
     ``sentence`` is what the criteria test, ``quote`` the paper's own words, ``less`` where the former falls short of
@@ -124,7 +121,7 @@ class Claim(_Frozen):
         return {name: found[name] for name in dict.fromkeys([*used, *self.show])}
 
 
-class Paper(_Frozen):
+class Paper(Frozen):
     """One paper's claims."""
 
     name: str
@@ -155,16 +152,8 @@ def paper(name: str) -> Paper:
 
 
 def _read(file: Path, kind: type[Any]) -> Any:
-    try:
+    with errors_named(f"presets/claims/{file.name}"):
         data = tomllib.loads(file.read_text(encoding="utf-8"))
         if kind is Paper:
             data = {"name": file.stem, **data}
         return kind.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise SpecError(f"presets/claims/{file.name}: {place}: {first['msg']}.") from None
-    except SpecError as error:
-        raise SpecError(f"presets/claims/{file.name}: {error}") from None
-    except (OSError, ValueError) as error:
-        raise SpecError(f"presets/claims/{file.name} cannot be read: {error}.") from None

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,26 +34,31 @@ def _stamps(found: list[Path]) -> list[list[Any]]:
 
 def weights_of(folder: Path) -> str:
     """sha256 over the weight files of a folder, remembered under KVQ_HOME for as long as nothing changes there."""
-    now = stamp(folder)
-    if (held := _remembered(folder, now)) is not None:
+    return _hash_once(folder, lambda: _digest_of_weights(folder))
+
+
+def _digest_of_weights(folder: Path) -> bytes:
+    return hashlib.sha256(b"".join(map(_digest, sorted(folder.glob("*.safetensors"))))).digest()
+
+
+def _digest(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").digest()
+
+
+def _hash_once(place: Path, made: Callable[[], bytes]) -> str:
+    """What is remembered of a place, else in hexadecimal what is made of it now."""
+    now = stamp(place)
+    if (held := _remembered(place, now)) is not None:
         return held
-    digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    keep_memo(_memo(folder), {"stamp": now, "weights": digest.hexdigest()})
-    return digest.hexdigest()
+    digest = made().hex()
+    keep_memo(_memo(place), {"stamp": now, "weights": digest})
+    return digest
 
 
 def sha256_of(file: Path) -> str:
     """sha256 of a large file, remembered like ``weights_of``. Raises OSError where it cannot be read."""
-    now = stamp(file)
-    if (held := _remembered(file, now)) is not None:
-        return held
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    keep_memo(_memo(file), {"stamp": now, "weights": digest})
-    return digest
+    return _hash_once(file, lambda: _digest(file))
 
 
 def remember(file: Path, digest: str) -> None:
