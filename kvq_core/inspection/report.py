@@ -3,20 +3,16 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AllowInfNan, BaseModel, ConfigDict
+from pydantic import AllowInfNan
 
 from kvq_core.models.rope import Rotation
-from kvq_core.sizing.layers import Kind
+from kvq_core.sizing.layers import Frozen, Kind
 
 Number = Annotated[float, AllowInfNan(False)]
 Cause = Literal["constant", "outlier channels"]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class LayerFacts(_Frozen):
+class LayerFacts(Frozen):
     """One layer, from weights and configuration. ``kind``: of which tokens it keeps keys and values, see LayerKind;
     ``state``: whether it keeps a state of linear attention, a state space or a convolution; ``reads``: the layer whose
     keys and values it reads instead of its own; ``sinks``: whether its softmax counts weights that are of no token;
@@ -56,7 +52,7 @@ class LayerFacts(_Frozen):
         return [name for name, holds in told.items() if holds]
 
 
-class Facts(_Frozen):
+class Facts(Frozen):
     """A model's cache, from weights and configuration alone. ``rope`` and ``rope_base``: of its layers of full
     attention, where kinds of layers differ. ``token_bytes``: of one token in fp16, all layers."""
 
@@ -87,7 +83,7 @@ class Facts(_Frozen):
         return norms[len(norms) // 2] if norms else None
 
 
-class Format(_Frozen):
+class Format(Frozen):
     """A cache format at its defaults: stored bytes of contexts by their tokens, or why the model cannot have it."""
 
     method: str
@@ -97,7 +93,7 @@ class Format(_Frozen):
     why_not: str | None = None
 
 
-class LayerFigures(_Frozen):
+class LayerFigures(Frozen):
     """One layer of the prefill. ``constant``: the mean key before RoPE over the root mean square of what varies around
     it; ``key_outliers``: largest over median rms of a head's key channels after RoPE; ranks: effective rank
     (exponential of the spectrum's entropy) of the centred keys before RoPE and of the values, heads side by side;
@@ -114,7 +110,7 @@ class LayerFigures(_Frozen):
     centred_score_error: Number | None
 
 
-class Remedy(_Frozen):
+class Remedy(Frozen):
     """A lane instead of keys per token at 4 bits: ``kld`` its mean KLD over the forced tokens, ``extra_bytes`` what it
     stores more for a context of ``tokens``, ``fixed_bytes`` of these whatever the context. ``refused``: why it cannot
     be had here."""
@@ -127,7 +123,7 @@ class Remedy(_Frozen):
     refused: str | None = None
 
 
-class Reason(_Frozen):
+class Reason(Frozen):
     """Why a layer is at risk: ``times`` the median layer's constant, or its largest channel over the median channel."""
 
     layer: int
@@ -136,7 +132,7 @@ class Reason(_Frozen):
     score_error: Number
 
 
-class Inspection(_Frozen):
+class Inspection(Frozen):
     """All of it. ``at_risk_layers`` is empty where nothing is known; that is no promise. ``plain_kld``: of keys per
     token at 4 bits without a remedy; ``tokens`` prefilled, ``forced_tokens`` scored after them, ``bytes_at`` the
     context that remedies' bytes are told for."""

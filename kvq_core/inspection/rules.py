@@ -5,23 +5,21 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from kvq_core.sizing.layers import Frozen
 
 SHIPPED = Path(__file__).resolve().parents[2] / "presets" / "inspection"
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Threshold(_Frozen):
+class Threshold(Frozen):
     """A number above which something is taken for true, with what it was chosen by."""
 
     value: float = Field(gt=0)
     evidence: str = Field(min_length=1)
 
 
-class Rules(_Frozen):
+class Rules(Frozen):
     """``score_error``: from which a layer is at risk, in nats; ``constant``: from which centring counts as its cure, as
     the quotient of the score errors without and with it; ``gain``: from which a remedy counts as one, as the quotient
     of the KLDs."""
@@ -31,7 +29,7 @@ class Rules(_Frozen):
     gain: Threshold
 
 
-class Published(_Frozen):
+class Published(Frozen):
     """A published collapse: of which models, by a pattern for their names, what was seen, and where it is said."""
 
     family: str
