@@ -24,7 +24,7 @@ class AsComputed:
                 if part.rope is None and part.stream.enters == torch.float32:
                     for layer in part.of_model(cache.layers):
                         self._lanes[layer, part.kind] |= {lane}
-        self._rows: dict[tuple[frozenset[int], torch.device], Tensor] = {}
+        self._rows: dict[tuple[frozenset[int], torch.device], Tensor | None] = {}
 
     def reindex(self, lane_of: Sequence[int]) -> None:
         """``lane_of[r]`` is row r's lane from now on."""
@@ -33,11 +33,13 @@ class AsComputed:
             key = lanes, self._device[layer]
             if key not in self._rows:
                 at = [lane in lanes for lane in lane_of]
-                self._rows[key] = torch.tensor(at, device=key[1]).view(-1, 1, 1, 1)
+                self._rows[key] = None if all(at) else torch.tensor(at, device=key[1]).view(-1, 1, 1, 1)
 
     def held(self, layer: int, kind: Kind, x: Tensor) -> Tensor:
         """A pass's keys or values x (rows, kv_heads, fresh, head_dim) as the rows hold them, in its dtype, on
         the device that holds the layer's."""
-        rows = self._rows[self._lanes[layer, kind], self._device[layer]]
-        x = x.to(rows.device)
+        device = self._device[layer]
+        rows, x = self._rows[self._lanes[layer, kind], device], x.to(device)
+        if rows is None:  # all hold it as it is
+            return x
         return torch.where(rows, x, x.to(torch.float16).to(x.dtype))

@@ -50,9 +50,9 @@ def add_values(out: Tensor, weights: Tensor, values: Tensor, first: bool) -> Ten
         return out.zero_()
     # a GPU pays for launches, and promises no order anyway
     size = BLOCK if out.device.type == "cpu" else max(1, tokens)
-    for start in range(0, tokens, size):
-        now = slice(start, start + size)
-        _add(out, weights[..., now], values[:, now], keep=start > 0 or not first)
+    for own, read in zip(weights.split(size, -1), values.split(size, 1), strict=True):
+        _add(out, own, read, keep=not first)
+        first = False
     return out
 
 

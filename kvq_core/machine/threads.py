@@ -84,9 +84,11 @@ def together(works: Sequence[Callable[[], None]]) -> None:
     Raises what the first failing one raised.
     """
     *others, own = works
+    if not others:
+        return own()
     waiting = [_pool("kvq-share", len(others)).submit(_quietly, work) for work in others]
     try:
-        with one_thread(bool(others)):
+        with one_thread():
             own()
     finally:
         wait(waiting)  # none may still be writing when an error leaves this function

@@ -115,11 +115,13 @@ def product(weight: Tensor, bias: Tensor | None, laid_out: bool) -> Product:
     if not laid_out:
         return partial(linear, weight=weight, bias=bias)
     held = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), None)
+    of = torch.ops.mkldnn._linear_pointwise.default
 
     def compute(x: Tensor) -> Tensor:
-        alone = x.numel() == x.shape[-1]  # of a single row oneDNN takes some sums in another order than of more
-        given = x.expand(*x.shape[:-2], 2, -1) if alone else x
-        return torch.ops.mkldnn._linear_pointwise(given, held, bias, "none", [], "")[..., : x.shape[-2], :]
+        if x.numel() > x.shape[-1]:
+            return of(x, held, bias, "none", [], "")
+        # of a single row oneDNN takes some sums in another order than of more
+        return of(torch.cat((x, x), -2), held, bias, "none", [], "")[..., :1, :]
 
     return compute
 
