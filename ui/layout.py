@@ -17,6 +17,7 @@ from ui.form.setup_panel import Setup, create_setup, wire_presets
 from ui.form.waiting import filled
 from ui.html.along import along_html
 from ui.html.copying import FOLLOW_JS
+from ui.html.scripts import PAGE_JS
 from ui.html.status import notice
 from ui.panels.act import ACTING, ActPanel, create_act, wire_act
 from ui.panels.answer import UNANSWERED, answer_html
@@ -43,7 +44,6 @@ from ui.service.services import QUIET, SWIFT, Services
 from ui.study.going import Studies
 from ui.study.parts import StudyPlace
 from ui.study.place import create_study, wire_visit
-from ui.views.scripts import PAGE_JS
 from ui.views.selectors import create_selectors
 from ui.views.tabs import (
     DRAWING,

@@ -40,6 +40,12 @@ def keeps(record: Record, layer: int, head: int) -> bool:
     return layer in record.capture.layers and head in record.capture.heads
 
 
+def captured_indices(record: Record, layer: int, head: int) -> tuple[int, int] | None:
+    """Indices into the maps of a layer and query head; None where theirs were not kept."""
+    info = record.capture
+    return (info.layers.index(layer), info.heads.index(head)) if keeps(record, layer, head) else None
+
+
 def looked_at(record: Record, arrays: Arrays, layer: int, head: int) -> Look | None:
     """The run with the maps of a layer and head: its own, else those of a look at that layer, of the lanes it had, and
     where lanes were added whichever has most of them; None where nobody has looked. Its other captures are those of its

@@ -9,7 +9,7 @@ from tests.browser.test_span import COMPUTED, SHIPPED, opened
 from tests.support.span_figures import Span, span_figures
 from ui.figures.rate import distortion_rate
 from ui.html.along_data import along_data
-from ui.views.scripts import part
+from ui.html.scripts import part
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 RATED = f"([figure, lanes]) => {{ {part('numbers')} {part('rows')} {part('rates')} return rated(figure, lanes); }}"

@@ -17,19 +17,19 @@ from tests.support.ui_record_factory import make_run
 from ui.figures.damage import damage_grid
 from ui.html.along_data import along_data, as_json
 from ui.html.numbers import percent, plural, significant
+from ui.html.scripts import part
 from ui.html.verdict import near_ties
 from ui.panels.welcome import home
-from ui.views.scripts import part
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 SHIPPED = packaged_store().load(home()["run"])
 CODE = example_ids()["qwen-keys"]  # with acceptances
-COMPUTED = f"""([json, spans]) => {{ {part("interval")} {part("span")}
+COMPUTED = f"""([json, spans]) => {{ {part("numbers")} {part("interval")} {part("span")}
     const run = readAlong(json);
     return spans.map(([first, last]) => figuresOf(run, first, last));
 }}"""
-MEANT = f"""([steps, spans]) => {{ {part("interval")} {part("span")}
+MEANT = f"""([steps, spans]) => {{ {part("numbers")} {part("interval")} {part("span")}
     steps.values = unpacked(steps.values);
     return spans.map((span) => meanOfSteps(steps, ...span));
 }}"""

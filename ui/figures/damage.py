@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kvq_core.analysis.key_constants import constant_layers
-from kvq_core.analysis.looks import keeps
+from kvq_core.analysis.looks import captured_indices
 from kvq_core.analysis.reached import key_counts, positions_read, step_edges
 from kvq_core.analysis.worst import PURE_SINK
 from kvq_core.record.arrays import Arrays, array
@@ -149,12 +149,6 @@ def clearest_head(record: Record, arrays: Arrays) -> tuple[int, int]:
         seen = seen & reads if (seen & reads).any() else seen
     layer, head = np.unravel_index(np.where(seen, damage, -1).argmax(), damage.shape)
     return int(layer), int(head)
-
-
-def captured_indices(record: Record, layer: int, head: int) -> tuple[int, int] | None:
-    """Indices into the maps of a layer and query head; None where theirs were not kept."""
-    info = record.capture
-    return (info.layers.index(layer), info.heads.index(head)) if keeps(record, layer, head) else None
 
 
 def rows_beside(lanes: int) -> tuple[int, int]:

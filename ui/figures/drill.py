@@ -3,6 +3,7 @@
 import numpy as np
 import plotly.graph_objects as go
 
+from kvq_core.analysis.looks import captured_indices
 from kvq_core.analysis.reached import key_counts, positions_read
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
@@ -20,7 +21,7 @@ from ui.figures.base import (
     sequential,
     symbols_of,
 )
-from ui.figures.damage import FRAME, ROW, captured_indices, rows_beside
+from ui.figures.damage import FRAME, ROW, rows_beside
 from ui.figures.steps import sink_steps
 
 FLOOR = 1e-3  # percent: attention is drawn on a log scale from here

@@ -128,7 +128,6 @@
   };
   // A shade of the tokens' scale, whose colours are square roots.
   const FULL = 2; // nats, as ui/html/escape.py has it
-  const colorsOf = () => (isDark() ? SEQUENTIAL_DARK : SEQUENTIAL).map((stop) => [1, 3, 5].map((at) => parseInt(stop.slice(at, at + 2), 16)));
   const paintStrips = () => {
     const scale = colorsOf();
     const red = getComputedStyle(document.body).getPropertyValue("--bad").trim();

@@ -96,7 +96,6 @@
     }
     return (low + high) / 2;
   };
-  const meanOf = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
   const quantile = (sorted, part) => {
     const at = part * (sorted.length - 1);
     const low = Math.min(Math.floor(at), sorted.length - 1);

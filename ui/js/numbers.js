@@ -16,3 +16,5 @@
     return unit === "B" ? `${count.toFixed(0)} B` : `${significant(count / scale, count / scale < 10 ? 3 : 2)} ${unit}`;
   };
   const plural = (count, noun) => `${count.toLocaleString("en-US")} ${noun}${count === 1 ? "" : "s"}`;
+  const quoted = (text) => `“${text}”`;
+  const meanOf = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;

@@ -1,11 +1,4 @@
   // The tour's toy: every setting stands in a table that the server's own methods computed; here it is only drawn.
-  const SCALE = DIVERGING.map((stop) => [1, 3, 5].map((at) => parseInt(stop.slice(at, at + 2), 16)));
-  const SCALE_DARK = DIVERGING_DARK.map((stop) => [1, 3, 5].map((at) => parseInt(stop.slice(at, at + 2), 16)));
-  const shadeOf = (code, scale) => {
-    const at = ((code / 127 + 1) / 2) * (scale.length - 1);
-    const low = Math.min(Math.floor(at), scale.length - 2);
-    return scale[low].map((part, index) => part + (scale[low + 1][index] - part) * (at - low));
-  };
   const paint = (canvas, codes, columns) => {
     const bytes = Uint8Array.from(atob(codes), (byte) => byte.charCodeAt(0));
     const scale = isDark() ? SCALE_DARK : SCALE;

@@ -1,6 +1,6 @@
   // The prompt's words, tinted by the attention that the selected token gains and loses under a lane; plain where its
   // own step was not looked at.
-  let reading = null; // what ui/views/reading.py sent, with the element it came in
+  let reading = null; // what ui/html/reading.py sent, with the element it came in
   const readReading = (place) => {
     const found = { ...JSON.parse(place.textContent), place, text: place.textContent };
     for (const row of [found, ...found.lanes]) for (const name of ["reference", "rows"]) if (row[name]) row[name] = unpacked(row[name]);
@@ -91,6 +91,12 @@
     tintWords(token);
     showStep(token);
   };
+  // Of some lanes the one that lost most: what is opened with.
+  const worstOf = (lanes) => {
+    if (!read) return lanes[0];
+    const found = figuresNow().lanes;
+    return lanes.reduce((worst, lane) => ((found[lane]?.kld_mean ?? -1) > (found[worst]?.kld_mean ?? -1) ? lane : worst), lanes[0]);
+  };
   // A lane that is switched off is no choice, unless all are: of the others the one that lost most is shown in its place.
   // Whether that is another one than before.
   const offerLanes = () => {
@@ -119,7 +125,9 @@
       return;
     }
     if (isLaid()) return;
-    const picked = reading?.run === JSON.parse(place.textContent).run ? reading.picked : null;
+    lay(place, reading?.run === JSON.parse(place.textContent).run ? reading.picked : null);
+  };
+  const lay = (place, picked) => {
     reading = { ...readReading(place), picked };
     offerLanes();
     layWords();

@@ -3,12 +3,6 @@
   const WHERE = { 1: ["attention KL", "nats"], 0: ["mean |Δ score|", ""] };
   let rank = null; // { of, run, lane, at, said }: which list, the place in it, and the line about it
   const worstLane = () => Number(document.getElementById("worst-lane")?.value || NaN);
-  // Of some lanes the one that lost most: what is opened with.
-  const worstOf = (lanes) => {
-    if (!read) return lanes[0];
-    const found = figuresNow().lanes;
-    return lanes.reduce((worst, lane) => ((found[lane]?.kld_mean ?? -1) > (found[worst]?.kld_mean ?? -1) ? lane : worst), lanes[0]);
-  };
   // Its choices are written anew with every lane that joins the run: what was chosen, or is walked, stays. A lane that is
   // switched off is none of them.
   let worstChosen = null; // { run, lane, kind }
@@ -42,7 +36,6 @@
     return found.sort((one, other) => kld[other - 1] - kld[one - 1] || one - other);
   };
   const ordinal = (at) => `${at}${at % 100 > 10 && at % 100 < 14 ? "th" : (["th", "st", "nd", "rd"][at % 10] ?? "th")}`;
-  const quoted = (text) => `“${text}”`;
   // Why a token is here: its loss, what it flips to, and where in the model.
   const whyWorst = (lane, token, place, of) => {
     const { label, kld, same, tie, tops, where } = read.lanes[lane];

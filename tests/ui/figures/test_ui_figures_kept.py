@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from kvq_core.analysis.looks import captured_indices
 from kvq_core.analysis.plans import shape_of
 from kvq_core.analysis.within import fewest
 from kvq_core.capture.cache_errors import TOP
@@ -12,7 +13,6 @@ from kvq_core.record.part import part_of
 from tests.support.ui_record_factory import LAYERS, make_run
 from ui import figures as f
 from ui.figures.base import BLANK, heat
-from ui.figures.damage import captured_indices
 from ui.figures.spectra import ranks
 from ui.figures.subspace import inside_share, split_errors
 from ui.figures.usage import dead_codes

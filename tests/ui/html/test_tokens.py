@@ -20,9 +20,9 @@ from ui.export.svg import svg
 from ui.figures import bits_by_length, distortion_rate, kld_strips, stored_bytes
 from ui.figures.base import line_of
 from ui.html.colors import LANES, lane_mark, rgb
+from ui.html.scripts import PAGE_JS
 from ui.html.theme import css, properties
 from ui.html.tokens import TOKENS, dark_of
-from ui.views.scripts import PAGE_JS
 
 FOLDER = Path(ui.__file__).parent
 SHEETS = [FOLDER / "style.css", FOLDER / "reading.css", FOLDER / "export" / "report.css"]

@@ -1,6 +1,7 @@
 """What a browser does by itself: one function in parts that share their names, and nothing global but window.kvq."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from ui.html.copying import COPIED
@@ -9,6 +10,7 @@ from ui.html.tokens import dark_of, stops
 PARTS = (
     *(
         "ground",
+        "shades",
         "plots",
         "rows",
         "legend",
@@ -28,15 +30,13 @@ PARTS = (
     ),
     *("decide", "numbers", "interval", "span", "rates", "along", "worst", "words", "replay", "page"),
 )
-_COLORS = {
-    "DARK": dark_of(),
+FRAMED = ("shades", "numbers", "span", "words", "replay", "frame")  # of a page that shows words or replay alone
+_SCALES = {
     "DIVERGING": stops("light"),
     "DIVERGING_DARK": stops("dark"),
     "SEQUENTIAL": stops("light", "sequential"),
     "SEQUENTIAL_DARK": stops("dark", "sequential"),
 }
-_GIVEN = [f"  const {name} = {json.dumps(value)};" for name, value in _COLORS.items()]
-_GIVEN += [f"  const copied = {COPIED};"]
 
 
 def part(name: str) -> str:
@@ -44,4 +44,11 @@ def part(name: str) -> str:
     return (Path(__file__).parents[1] / "js" / f"{name}.js").read_text("utf-8")
 
 
-PAGE_JS = "\n".join(["() => {", *_GIVEN, *map(part, PARTS), "}"])
+def _given(values: Mapping[str, object]) -> list[str]:
+    return [f"  const {name} = {json.dumps(value)};" for name, value in values.items()]
+
+
+PAGE_JS = "\n".join(
+    ["() => {", *_given({"DARK": dark_of(), **_SCALES}), f"  const copied = {COPIED};", *map(part, PARTS), "}"]
+)
+FRAME_JS = "\n".join(["(() => {", *_given(_SCALES), *map(part, FRAMED), "})();"])
