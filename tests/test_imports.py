@@ -58,7 +58,7 @@ _TABLE = """
     ui.figures: advice analysis record studies ui.html
     ui.selection: record ui.figures ui.html
     ui.words: analysis record studies ui.figures ui.html ui.selection
-    ui.export: analysis errors pipeline record spec store ui.figures ui.html ui.selection ui.words
+    ui.export: analysis errors record spec store ui.figures ui.html ui.selection ui.service ui.words
     ui.service: analysis errors events inspection limits links logs machine packed pipeline record settings spec store
         training ui.html
     ui.form: decision errors links methods models pipeline presets record settings spec training ui.html ui.service

@@ -1,13 +1,16 @@
 """What a token reads, on the prompt's own words, and the answer replayed: both as the run kept them."""
 
+import re
+from urllib.parse import quote
+
 import numpy as np
 import pytest
 
 from kvq_core.analysis.replay import movement
 from kvq_core.pipeline.examples import packaged_store
 from tests.browser.test_span import serious
+from ui.html.reading import reading_data
 from ui.panels.welcome import home
-from ui.views.reading import reading_data
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -133,3 +136,28 @@ def test_the_score_map_ends_with_the_two_figures_beside_it(quick, open_page):
     )
     one, other = page.evaluate(ends)
     assert abs(one - other) < 12
+
+
+@pytest.mark.parametrize("view", ["words", "replay"])
+def test_the_code_of_words_and_replay_shows_elsewhere_what_is_shown_here(quick, open_page, view):
+    page = opened(open_page, quick, STEP + 1)
+    page.locator("#reading-lane").select_option("1")
+    menu = page.locator(f"[data-figure-menu={view}]")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    menu.locator("summary").click()
+    menu.locator("[data-take=embed]").click()
+    page.wait_for_function(
+        "view => document.querySelector(`[data-figure-menu=${view}] [data-take=embed]`).textContent === 'Copied'",
+        arg=view,
+    )
+    code = page.evaluate("navigator.clipboard.readText()")
+    source, height = re.search(r'src="([^"]+)"', code)[1], int(re.search(r'height="(\d+)"', code)[1])
+    label = RECORD.lanes[1].label
+    assert source == f"{quick}/embed?run={RECORD.id}&view={view}&at={LAYER}.{HEAD}.{STEP + 1}&lane={quote(label)}"
+    said = page.locator(".reading-said").inner_text()
+    alone = page.context.new_page()
+    alone.set_viewport_size({"width": 760, "height": 900})
+    alone.goto(source)
+    assert alone.locator("#reading-lane option:checked").inner_text() == label
+    assert alone.locator(".reading-said").inner_text() == said
+    assert abs(alone.evaluate("document.documentElement.offsetHeight") - height) < 4, "nothing of it is cut"

@@ -11,53 +11,70 @@ from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from kvq_core.record.part import drawn_of
 from ui.export.card import title
+from ui.export.framed import FRAMED, framed, sheet
 from ui.export.hover import marks
 from ui.export.report import style
 from ui.export.selected import SELECTED, Asked, place_of
 from ui.export.svg import svg
 from ui.export.views import VIEWS, caption
 from ui.html.escape import safe
+from ui.html.scripts import FRAME_JS
 from ui.words import overall
 
 MOST_BYTES = 400_000
+NAMES = (*VIEWS, *SELECTED, *FRAMED)
 _BEGIN = (
     '<!doctype html><html lang="en"><head><meta charset="utf-8">'
     '<meta name="viewport" content="width=device-width, initial-scale=1">'
 )
 
 
-def embed(record: Record, arrays: Arrays, view: str, link: str = "", at: Asked | None = None) -> str:
-    """The whole document; ``at``: see ``place_of``. Raises SpecError for a view there is not, or that the run has
-    nothing for."""
-    if view not in (*VIEWS, *SELECTED):
-        raise SpecError(f"view = {excerpt(view)} is not allowed; give one of {', '.join((*VIEWS, *SELECTED))}.")
-    picture = VIEWS.get(view) or SELECTED[view].of(place_of(record, arrays, at or {}))
+def embed(record: Record, arrays: Arrays, view: str, link: str = "", at: Asked | None = None, lane: str = "") -> str:
+    """The whole document; ``at``: see ``place_of``; ``lane``: the label of the one whose words are shown. Raises
+    SpecError for a view there is not, or that the run has nothing for."""
+    if view not in NAMES:
+        raise SpecError(f"view = {excerpt(view)} is not allowed; give one of {', '.join(NAMES)}.")
+    if view in FRAMED:
+        body = framed(record, arrays, view, place_of(record, arrays, at or {}), lane)
+        page = _document(record, arrays, view, link, body, FRAME_JS, sheet())
+    else:
+        page = _document(record, arrays, view, link, *_figure(record, arrays, view, at or {}))
+    if (size := len(page.encode())) > MOST_BYTES:
+        most = f"a frame at most {MOST_BYTES / 1000:.0f}"
+        raise SpecError(f"The view {view} of run {record.id} takes {size / 1000:,.0f} kB, {most}.")
+    return page
+
+
+def _figure(record: Record, arrays: Arrays, view: str, at: Asked) -> tuple[str, str]:
+    """The picture with what its marks say, and the script that says it."""
+    picture = VIEWS.get(view) or SELECTED[view].of(place_of(record, arrays, at))
     figure = picture.draw(*drawn_of(record, arrays))
     if figure is None:
         raise SpecError(
             f"Run {record.id} has nothing for the view {view}{picture.where}: its captures are off or of others, or no "
             "lane finished."
         )
-    script = Path(__file__).with_name("embed.js").read_text(encoding="utf-8")
-    seal = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     said = json.dumps(marks(figure), separators=(",", ":")).replace("<", "\\u003c")
+    data = f'<script type="application/json" id="marks">{said}</script>'
+    return f"{caption(picture)}{svg(figure)}{data}", Path(__file__).with_name("embed.js").read_text(encoding="utf-8")
+
+
+def _document(record: Record, arrays: Arrays, view: str, link: str, body: str, script: str, sheet: str = "") -> str:
+    seal = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     source = f'<a href="{safe(link)}" target="_blank" rel="noopener">{safe(title(record))}</a>'
-    page = (
+    answer = safe(overall(record, arrays))
+    return (
         _BEGIN
         + "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         f"img-src data:; script-src 'sha256-{seal}'\">"
         f"<title>{safe(title(record))}</title>"
-        f'<meta name="description" content="{safe(overall(record, arrays))}">'
-        f"<style>{style()}</style></head>"
-        f'<body class="embed"><main><figure>{caption(picture)}{svg(figure)}</figure>'
-        f'<p class="mute" id="said" aria-live="polite">{safe(overall(record, arrays))}</p>'
+        f'<meta name="description" content="{answer}">'
+        f"<style>{style()}{sheet}</style></head>"
+        f'<body class="embed" data-view="{view}"><main><figure>{body}</figure>'
+        f'<p class="mute" id="said" aria-live="polite">{answer}</p>'
         f'<p class="mute">{source if link else safe(title(record))} · run {record.id}</p></main>'
-        f'<script type="application/json" id="marks">{said}</script><script>{script}</script></body></html>'
+        f"<script>{script}</script></body></html>"
     )
-    if (size := len(page.encode())) > MOST_BYTES:
-        most = f"a frame at most {MOST_BYTES / 1000:.0f}"
-        raise SpecError(f"The view {view} of run {record.id} takes {size / 1000:,.0f} kB, {most}.")
-    return page
 
 
 def refused(said: str) -> str:

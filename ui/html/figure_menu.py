@@ -27,6 +27,7 @@ SELECTED = {
     "key-channels": "key-spread",
     "latent-channels": "latent-spread",
 }  # the same of those in depth; most show what is selected
+READ = ("words", "replay")  # views that are no figure
 TAKEN = (("png", "PNG"), ("svg", "SVG"), ("csv", "CSV"), ("parquet", "Parquet"))
 PICKED = "No embed code: it shows what a picker of its view chooses, which no link says."
 UNKEPT = "No embed code: computed from memory. Keep it with the run first."
@@ -43,7 +44,18 @@ def menu_html(figure: str, title: str, lacks: str = "") -> str:
         at = " data-selected" * (figure in SELECTED)
         code = f'data-take="embed" data-embed="{view}"{at} aria-live="polite"'
         buttons += f'<button type="button" {code}>Copy embed code</button>'
+    return _menu(figure, title, buttons)
+
+
+def frame_menu(view: str, title: str, lacks: str = "") -> str:
+    """Of one of ``READ``: its code alone, for the token and the lane that are shown. ``lacks``: as above."""
+    code = f'data-take="embed" data-embed="{view}" data-selected data-read aria-live="polite"'
+    button = f"<small>{safe(lacks)}</small>" if lacks else f'<button type="button" {code}>Copy embed code</button>'
+    return _menu(view, title, button)
+
+
+def _menu(name: str, title: str, buttons: str) -> str:
     return (
-        f'<details class="figure-menu" data-figure-menu="{figure}"><summary aria-label="Take away: {safe(title)}" '
+        f'<details class="figure-menu" data-figure-menu="{name}"><summary aria-label="Take away: {safe(title)}" '
         f'title="Take this figure away">⋯</summary><div>{buttons}</div></details>'
     )

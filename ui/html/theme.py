@@ -23,7 +23,7 @@ HUES = (
 )  # Gradio's primary hue, from its lightest to its darkest
 READABLE = 4.5  # contrast of small text, WCAG 2.2, 1.4.3
 KNOWN = len(LANES) * len(ROUNDS)  # lanes that can be told apart
-SHEETS = ("style.css", "reading.css", "along.css", "form.css", "study.css", "decide.css")
+SHEETS = ("style.css", "reading.css", "along.css", "replay.css", "form.css", "study.css", "decide.css")
 
 
 def theme() -> gr.themes.Base:

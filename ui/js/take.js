@@ -1,11 +1,13 @@
   // One figure is taken away by its own menu: as an image, drawn here; as numbers, which the server writes; or as code
   // that embeds it elsewhere.
   const FRAME = 760; // px, its width
-  const addressOf = ({ embed, selected }) => {
+  const addressOf = ({ embed, selected, read: words }) => {
     const root = window.gradio_config?.root ?? location.origin;
     const { layer, head, token } = drawnFor("#selected");
-    const at = selected === undefined ? "" : `&at=${layer}.${head}.${token}`;
-    return `${root}/embed?run=${document.querySelector("#legend [data-run]")?.dataset.run ?? ""}&view=${embed}${at}`;
+    // Where the replay stands, which the selection follows when it rests.
+    const at = selected === undefined ? "" : `&at=${layer}.${head}.${words === undefined ? token : tokenNow()}`;
+    const lane = words === undefined ? "" : `&lane=${encodeURIComponent(readingLane().label)}`;
+    return `${root}/embed?run=${document.querySelector("#legend [data-run]")?.dataset.run ?? ""}&view=${embed}${at}${lane}`;
   };
   // What a frame shows is as high as it is drawn: once out of sight, so that nothing of it is cut.
   const frame = async (asked, title) => {

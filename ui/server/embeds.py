@@ -1,4 +1,4 @@
-"""``/embed?run=...&view=...&at=...``: one figure of a run, no page around it; ``/card.png?run=...``, its card."""
+"""``/embed?run=...&view=...&at=...&lane=...``: one view of a run alone; ``/card.png?run=...``, its card."""
 
 from functools import partial
 
@@ -23,10 +23,11 @@ class Embeds:
         self._services = services
 
     async def answer(self, request: Request) -> HTMLResponse:
-        run, view, at = (request.query_params.get(name, "") for name in ("run", "view", "at"))
+        run, view, at, lane = (request.query_params.get(name, "") for name in ("run", "view", "at", "lane"))
         link = str(request.base_url.replace(query=f"run={run}"))
         try:
-            return HTMLResponse(await anyio.to_thread.run_sync(partial(self._page, run, view or "kld", link, at)))
+            drawn = partial(self._page, run, view or "kld", link, at, lane)
+            return HTMLResponse(await anyio.to_thread.run_sync(drawn))
         except KvqError as error:
             return HTMLResponse(refused(str(error)), 404)
 
@@ -51,5 +52,5 @@ class Embeds:
     def _card(self, run: str, link: str) -> bytes:
         return png_card(*open_to_all(self._services, run), link)
 
-    def _page(self, run: str, view: str, link: str, at: str) -> str:
-        return embed(*open_to_all(self._services, run), view, link, read_place(at))
+    def _page(self, run: str, view: str, link: str, at: str, lane: str) -> str:
+        return embed(*open_to_all(self._services, run), view, link, read_place(at), lane)

@@ -3,9 +3,10 @@
 from kvq_core.analysis.looks import keeps, most_steps_at
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from ui.html.looks import look_html, whole_layer
+from ui.html.figure_menu import UNKEPT
+from ui.html.looks import from_memory, look_html, whole_layer
+from ui.html.reading import TINTS, reading_html
 from ui.selection import Selection
-from ui.views.reading import reading_html
 from ui.views.view import Drawing, View, create_page, create_words
 
 
@@ -19,9 +20,10 @@ def compute(record: Record, arrays: Arrays, at: Selection) -> Drawing:
     scored = max(0, len(record.reference.token_ids) - 1)
     missing = "" if steps == scored else "attention at every token" if steps else whole_layer(at.layer)
     own = keeps(record, at.layer, at.head) and len(record.capture.attention_steps) == scored
+    unkept = not own and from_memory(record, at.layer)
     html = {
         "look-words": look_html(record, arrays, at.layer, at.head, missing, own),
-        "words-read": reading_html(*(seen or (record, arrays)), at.layer, at.head),
+        "words-read": reading_html(*(seen or (record, arrays)), at.layer, at.head, UNKEPT if unkept else ""),
     }
     return Drawing(_said(record, at, steps, scored), html=html)
 
@@ -32,4 +34,4 @@ def _said(record: Record, at: Selection, steps: int, scored: int) -> str:
     if not steps:
         return f"Attention of {where} was not kept in this run. The caches still move, as their windows say."
     part = "at every step" if steps == scored else f"looked at in {steps} of {scored} steps"
-    return f"Attention of {where}, {part}. Orange: the lane reads more there than full precision does; purple: less."
+    return f"Attention of {where}, {part}. {TINTS}"

@@ -15,6 +15,7 @@ from PIL import Image
 from starlette.requests import Request
 
 from kvq_core.cli.embed import NAMES
+from kvq_core.cli.embed import READ as TO_READ
 from kvq_core.cli.embed import SELECTED as IN_DEPTH
 from kvq_core.cli.main import main as cli
 from kvq_core.errors import SpecError
@@ -25,12 +26,13 @@ from tests.support.ui_record_factory import make_run
 from ui.export.__main__ import main
 from ui.export.card import answer_line, card
 from ui.export.embed import MOST_BYTES, embed
+from ui.export.framed import FRAMED
 from ui.export.hover import marks, strongest
 from ui.export.picture import png_card
 from ui.export.selected import SELECTED
 from ui.export.svg import svg
 from ui.export.views import VIEWS
-from ui.html.figure_menu import EMBEDDED, PICKED, UNKEPT
+from ui.html.figure_menu import EMBEDDED, PICKED, READ, UNKEPT
 from ui.html.figure_menu import SELECTED as OFFERED
 from ui.selection import Selection
 from ui.server.embeds import Embeds
@@ -86,6 +88,7 @@ def test_a_mark_is_a_lanes_own_and_names_quantity_and_unit(view):
 def test_every_picture_is_offered_by_the_menu_of_its_figure_and_named_by_the_command():
     assert sorted(EMBEDDED.values()) == sorted(VIEWS) == sorted(re.split(", | or ", NAMES))
     assert sorted(OFFERED.values()) == sorted(SELECTED) == sorted(re.split(", | or ", IN_DEPTH))
+    assert sorted(READ) == sorted(FRAMED) == sorted(re.split(", | or ", TO_READ))
 
 
 @pytest.mark.slow

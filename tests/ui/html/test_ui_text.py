@@ -15,13 +15,13 @@ from ui.html.cards import failed_card, lane_body, lane_head, reference_body, wai
 from ui.html.escape import SHADES, lane_tokens, safe, shade, strip, token
 from ui.html.numbers import bits, percent, seconds, significant, size
 from ui.html.pieces import spans
+from ui.html.reading import reading_html
 from ui.html.status import line, notice
 from ui.panels.answer import answer_html
 from ui.panels.history import history_html, remember
 from ui.panels.launch import estimate_html
 from ui.panels.live_cards import LiveCards
 from ui.panels.scorecard import _block
-from ui.views.reading import reading_html
 from ui.views.storage import extrapolation
 from ui.words.texts import disagreement
 
