@@ -6,7 +6,7 @@
     const { act: what, run: tried, cause } = button.dataset;
     // The choice above the offers may have been made a moment ago, before they were written anew.
     const lane = button.closest(".acts-box")?.querySelector("#act-lane").value ?? button.dataset.lane;
-    if (button.closest("#acts") && button.id) focus = button.id; // its box is written anew
+    if (button.closest("#acts")) focus = button.id || "act-lane"; // its box is written anew
     act({ do: what, lane: lane === undefined ? null : Number(lane), run: tried, cause });
     if (!button.closest("#acts")) document.getElementById("acts").scrollIntoView({ block: "nearest" });
   });

@@ -7,6 +7,7 @@ from kvq_core.analysis.acts import effect
 from kvq_core.errors import SpecError
 from kvq_core.settings import settings
 from ui.html.acts import Tried
+from ui.service.access import MOST_ADDED
 from ui.service.services import Services
 
 
@@ -32,11 +33,18 @@ def _changes(label: str, labels: Sequence[str]) -> int | None:
 
 def undone(services: Services, shown: dict[str, Any], run: Any) -> dict[str, Any]:
     """What is shown without a run that was added, which is removed unless it was there before this page asked for it.
-    Raises KvqError."""
-    if not shown.get("run") or run not in [tried.run for tried in came(services, shown)]:
+    It may be gone already, taken back on another page. Raises KvqError."""
+    known = shown.get("run") and run in [tried.run for tried in came(services, shown)]
+    if not known and not _is_gone(services, shown, run):
         raise SpecError("That lane is not one of this run that can be taken back here.")
-    if run not in shown.get("reused", ()):
+    if known and run not in shown.get("reused", ()):
         services.records.take_back(run, shown["run"])
     shown = {name: value for name, value in shown.items() if name != "lanes"}
     shown["own"] = [own for own in shown.get("own", ()) if own != run]
     return {**shown, "without": [*shown.get("without", ()), run]}
+
+
+def _is_gone(services: Services, shown: dict[str, Any], run: Any) -> bool:
+    """Whether a run that a page draws may have been taken back elsewhere: it is no run any more."""
+    few = len(shown.get("without", ())) < MOST_ADDED
+    return bool(shown.get("run")) and isinstance(run, str) and few and not services.store.exists(run)

@@ -13,6 +13,7 @@ from tests.support.ui_record_factory import make_run
 from ui.html.acts import tried_html
 from ui.panels.tried import came, undone
 from ui.server.embeds import Embeds
+from ui.service.access import MOST_ADDED
 from ui.service.services import Services
 
 RUN, CHILD, OTHER = "c" * 16, "d" * 16, "e" * 16
@@ -50,9 +51,14 @@ def test_a_lane_is_told_beside_the_one_that_it_changes_and_is_taken_back_later(s
     assert [tried.run for tried in came(services, left)] == [OTHER]
     kept = undone(services, {"run": RUN, "reused": [OTHER]}, OTHER)
     assert services.store.exists(OTHER) and not came(services, kept), "it was there before this page asked for it"
-    for run in ("f" * 16, None, ["a"]):
+    again = undone(services, {"run": RUN}, CHILD)
+    assert again["without"] == [CHILD], "of a page that drew it before another one took it back"
+    for run in (RUN, None, ["a"]):
         with pytest.raises(SpecError, match="not one of this run"):
             undone(services, {"run": RUN}, run)
+    assert services.store.exists(RUN)
+    with pytest.raises(SpecError):
+        undone(services, {"run": RUN, "without": [CHILD] * MOST_ADDED}, CHILD)
 
 
 def test_on_a_public_instance_what_others_added_is_not_taken_back(services: Services, monkeypatch) -> None:
