@@ -69,8 +69,10 @@ def test_a_lane_is_tried_by_the_keyboard_joins_the_run_says_what_changed_and_is_
     own = open_page(f"{acting}/?run={child}&at=5.4.9", reading=True)
     own.wait_for_selector("#act-offers a")
     assert own.locator("#act-offers a").get_attribute("href") == f"?run={RUN}"
-    page.locator("#act-tried [data-act=undo]").click()
+    page.locator("#act-tried [data-act=undo]").focus()
+    page.keyboard.press("Enter")
     page.wait_for_function(f"{LEGEND} === 3")
+    page.wait_for_function("document.activeElement.id === 'act-lane'")
     assert page.locator("#act-tried [data-tried]").count() == 0
     page.wait_for_selector("#act-layer-fp16")
     assert opened(open_page, acting).evaluate(LEGEND) == 3
@@ -100,6 +102,10 @@ def test_what_damage_comes_from_is_asked_on_a_card_and_what_gains_most_is_one_cl
     rows = card.locator("table.waterfall th").all_inner_texts()
     assert rows[:4] == ["as it is", "keys in fp16", "values in fp16", "not explained"]
     assert page.locator("table.waterfall").count() == 2 and page.evaluate(LEGEND) == lanes
+    heights = card.locator("table.waterfall tr").evaluate_all(
+        "rows => rows.map(row => row.getBoundingClientRect().height)"
+    )
+    assert max(heights) < 48, "a cause and its bar stand together"
     assert serious(page) == []
     opened(open_page, acting).wait_for_selector("section.verdict table.waterfall")  # it is kept with the run
 
