@@ -96,8 +96,11 @@ def plan(spec: StudySpec, progress: Progress = lambda doing, done, total: None) 
     cells: list[Cell] = []
     left: list[LeftOut] = []
     titles = dict[str, str]()  # by id: rows know models by these
+    named_by = dict[str, str]()
     for at, name in enumerate(names):
         model = outline(name, spec.comparison.revision)
+        if (other := named_by.setdefault(model.id, name)) != name:
+            raise SpecError(f"models: {excerpt(other)} and {excerpt(name)} are one model, {model.id}; give it once.")
         taken = any(title == model.title for id, title in titles.items() if id != model.id)
         titles[model.id] = f"{model.title} ({model.id})" if taken else model.title
         source = spec.prompts

@@ -238,6 +238,13 @@ def test_two_models_of_one_title_are_told_apart(store, tmp_path):
     assert {line["prompts"] for line in result.lines} == {2} and describe(result)
 
 
+def test_one_model_under_two_names_is_not_counted_twice(model, tmp_path):
+    again = tmp_path / "again"
+    again.symlink_to(model)
+    with pytest.raises(SpecError, match=rf"'{model}' and '{again}' are one model, dir:\w+; give it once\."):
+        plan(parse_study(study_data(model, 2, models=[str(model), str(again)])))
+
+
 def test_an_answer_that_cannot_be_judged_by_is_told_before_anything_is_computed(model):
     rows = [{"prompt": prompt(0), "id": "sum", "answer": "abc", "verifier": "number"}]
     with pytest.raises(SpecError, match=r"prompt 'sum': verifier number: answer = 'abc' is not allowed"):
