@@ -117,7 +117,12 @@
     window.kvqVisit?.remember("span", spanOf());
     drawInSight();
   };
+  // Text that is still marked would be brushed again with the next click anywhere.
+  const unmark = () => {
+    if (getSelection()?.anchorNode?.parentElement?.closest(".tokens")) getSelection().removeAllRanges();
+  };
   const unbrush = () => {
+    unmark();
     spanStart = null;
     brush(null, null);
   };
@@ -230,6 +235,7 @@
     const shift = { token: 0, step: 1, position: -read.prompt }[of];
     const [low, high] = [Math.min(...ends) + shift, Math.max(...ends) + shift];
     if (high < 0) return; // of the prompt alone, which is not scored here
+    unmark();
     brush(Math.ceil(low - 0.5), Math.floor(high + 0.5));
   };
   document.addEventListener("change", ({ target }) => {
