@@ -87,7 +87,7 @@ def distortion_rate(record: Record, arrays: Arrays, what: str) -> go.Figure | No
     drawn = _curve(figure, arrays, asked, max(0, low - margin), high + margin)
     ticks = decades(min([floor, *drawn]), max([*positive, *drawn], default=1.0))
     if len(positive) < len(found):  # a logarithmic axis has no 0: its place is told, at the lower edge
-        above = [at for at in ticks["tickvals"] if at > 1.5 * floor]
+        above = [at for at in ticks["tickvals"] if at > 1.5 * floor and positive]
         ticks = {"tickvals": [floor, *above], "ticktext": ["0", *(f"{at:g}" for at in above)]}
     figure.update_yaxes(ticks)
     _front(figure, [(bits, max(value, floor)) for _, bits, value in front(found)])

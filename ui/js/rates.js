@@ -29,7 +29,7 @@
       return Number.isInteger(trace.meta?.lane) ? { ...trace, y: [null] } : trace;
     });
     const none = positive.length < points.length;
-    const ticks = decadesOf(floor, Math.max(...(positive.length ? positive : [1]))).filter((at) => !none || at > 1.5 * floor);
+    const ticks = decadesOf(floor, Math.max(...positive)).filter((at) => !none || at > 1.5 * floor); // none of zeros alone
     const tickvals = none ? [floor, ...ticks] : ticks;
     const ticktext = [...(none ? ["0"] : []), ...ticks.map((at) => inShort(at, 6))];
     const { xaxis, yaxis } = figure.layout;

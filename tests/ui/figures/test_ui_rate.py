@@ -14,6 +14,13 @@ def test_the_front_holds_who_nobody_beats():
     assert [index for index, *_ in front(found)] == [1, 3, 4]
 
 
+def test_of_lanes_without_loss_the_axis_says_nothing_but_0():
+    record, arrays = make_run()
+    for lane in record.lanes:
+        lane.metrics.flip_rate = 0.0
+    assert distortion_rate(record, arrays, "flips").layout.yaxis.ticktext == ("0",)
+
+
 def test_a_lane_that_leaves_keys_alone_is_no_point_of_key_error():
     record, arrays = make_run()
     memory = record.lanes[0].memory.model_copy(update={"key_bits_quantized": None})  # as its tensors or its knobs say
