@@ -19,6 +19,8 @@ from ui.figures.base import (
 )
 from ui.html.colors import with_alpha
 
+HEADROOM = 1.2  # of the scale over the highest bar
+FLIPS_AT = 0.9  # of the scale
 OVER = {"axis": "x", "of": "token"}  # what is marked in the figure, see js/along.js
 
 
@@ -44,9 +46,9 @@ def kld_strips(record: Record, arrays: Arrays, token: int) -> go.Figure | None:
             col=1,
         )
         for name, at, fill in flips(lane, arrays, index, margin):
-            dots = _dots(tokens[at], 1.08 * top, label_of(lane), name, color_of(record, index), fill)
+            dots = _dots(tokens[at], FLIPS_AT * HEADROOM * top, label_of(lane), name, color_of(record, index), fill)
             figure.add_scatter(**dots, meta=of_lane(index), row=row, col=1)
-        figure.update_yaxes(range=[0, 1.2 * top], nticks=3, row=row, col=1)
+        figure.update_yaxes(range=[0, HEADROOM * top], nticks=3, row=row, col=1)
     figure.update_yaxes(title_text="KLD, nats", row=1, col=1)
     figure.update_xaxes(showgrid=False)
     figure.update_xaxes(title_text="token of the followed text", row=len(lanes), col=1)

@@ -9,7 +9,7 @@ from kvq_core.record.fields import Record
 from ui.figures.base import canvas, label_figure, plot_label
 from ui.figures.damage import damage_grid
 from ui.figures.rate import points
-from ui.figures.texts import kld_strips
+from ui.figures.texts import FLIPS_AT, kld_strips
 from ui.html.colors import lane_color
 
 Run = tuple[Record, Arrays]
@@ -41,6 +41,8 @@ def strips_of(one: Run, other: Run, token: int) -> Pair:
     tops = [figure.layout.yaxis.range[1] for figure in drawn if figure is not None]
     for figure in filter(None, drawn):
         figure.update_yaxes(range=[0, max(tops)])
+        for dots in figure.select_traces({"type": "scatter"}):  # flips, as high above both runs' bars
+            dots.y = [FLIPS_AT * max(tops)] * len(dots.x)
     return _apart(*drawn)
 
 

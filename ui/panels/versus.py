@@ -189,6 +189,8 @@ def _texts(one: Record, other: Record, found: Versus) -> str:
     if found.same_text:
         return f"The reference texts are equal, all {plural(len(one.reference.token_ids), 'token')} of them."
     lengths = f"{len(one.reference.token_ids)} and {len(other.reference.token_ids)} tokens"
+    if not found.same_tokens:
+        return f"The reference texts ({lengths}) differ from their first token on."
     return f"The reference texts ({lengths}) are equal up to token {found.same_tokens} and differ from there."
 
 
