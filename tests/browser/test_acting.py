@@ -84,8 +84,11 @@ def test_what_is_under_way_is_cancelled_and_the_run_stays_as_it_was(page, engine
     page.wait_for_function("innerWidth == 390")
     page.emulate_media(reduced_motion="reduce")
     engine.free.clear()
-    for control in ("#act-sinks", "#act-status [data-act=cancel]"):
-        page.locator(control).press("Enter")
+    page.locator("#act-sinks").focus()
+    told = """document.activeElement.click(), document.querySelector("#acts .begun [role=status]").innerText"""
+    assert page.evaluate(told) == "Starting", "before the server has answered"
+    page.locator("#act-status [data-act=cancel]").press("Enter")
+    assert page.locator("#acts .begun").count() == 0
     page.wait_for_function("document.querySelector('#act-status').textContent.includes('Cancelled')")
     engine.free.set()
     assert page.evaluate(LEGEND) == 3 and page.locator("#act-tried [data-tried]").count() == 0
