@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvq_core.analysis.acts import effect
-from kvq_core.errors import SpecError
+from kvq_core.errors import SpecError, StoreError
 from kvq_core.settings import settings
 from ui.html.acts import Tried
 from ui.service.access import MOST_ADDED
 from ui.service.services import Services
+from ui.views.tabs import OnPage, labels
 
 
 def came(services: Services, shown: dict[str, Any]) -> list[Tried]:
@@ -29,6 +30,22 @@ def _changes(label: str, labels: Sequence[str]) -> int | None:
     short = label.rpartition(" + ")[0]
     found = [at for at, other in enumerate(labels) if short and other.startswith(short)]
     return min(found, key=lambda at: len(labels[at]), default=None)
+
+
+def drawn_anew(services: Services, shown: dict[str, Any], on_page: OnPage) -> dict[str, Any] | None:
+    """What a page is to show where a lane joined its run, or left it, on another page since it was drawn: else views
+    would name other lanes than its legend. None where it is as it was, or is being drawn."""
+    if not shown.get("run") or not on_page.lanes or (on_page.shown or shown) != shown:
+        return None
+    try:
+        now = labels(services.records.drawn(shown)[0])
+    except StoreError:  # said where the run would be
+        return None
+    if now == on_page.lanes:
+        return None
+    on_page.lanes = now
+    left = {name: value for name, value in shown.items() if name not in ("home", "lanes")}
+    return {**left, "stays": True, "drawn": shown.get("drawn", 0) + 1}  # else nothing would have changed
 
 
 def undone(services: Services, shown: dict[str, Any], run: Any) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class OnPage:
 
     at: tuple[str, Selection] | None = None  # run and selection asked for last
     shown: dict[str, Any] | None = None  # the run shown last, or in a moment
+    lanes: tuple[str, ...] = ()  # of the run shown, as cards and legend have them
     step: int | None = None  # of the tour that is asked for
     keys: dict[str, list[Any]] = field(default_factory=dict)  # what each view is or is being drawn for, see View.key
     picks: dict[str, float] = field(
@@ -147,6 +148,10 @@ def wire_views(panel: Views, shown: gr.State, services: Services) -> None:
     wire_export(panel.export, drawing_inputs_of_view(panel, shown), partial(_with_pickers, panel), services)
 
 
+def labels(record: Record) -> tuple[str, ...]:
+    return tuple(lane.label for lane in record.lanes)
+
+
 def drawing_inputs(panel: Views, shown: gr.State) -> list[Any]:
     return [shown, panel.open, panel.on_page, *panel.selection, *panel.pickers]
 
@@ -228,6 +233,7 @@ def fit(
 
     ``values`` is what the pickers hold.
     """
+    on_page.lanes = labels(record)
     if shown.get("stays") and on_page.at is not None and on_page.at[0] == record.id:
         fitted = [update for view in panel.views if view.fit for update in view.fit(record)]
         pickers = [{name: part for name, part in update.items() if name != "value"} for update in fitted]

@@ -11,10 +11,11 @@ from kvq_core.errors import SpecError
 from kvq_core.store.store import open_store
 from tests.support.ui_record_factory import make_run
 from ui.html.acts import tried_html
-from ui.panels.tried import came, undone
+from ui.panels.tried import came, drawn_anew, undone
 from ui.server.embeds import Embeds
 from ui.service.access import MOST_ADDED
 from ui.service.services import Services
+from ui.views.tabs import OnPage, labels
 
 RUN, CHILD, OTHER = "c" * 16, "d" * 16, "e" * 16
 
@@ -36,6 +37,19 @@ def services(tmp_path: Path) -> Services:
     store.save(*lane_run(RUN, CHILD, "KIVI + layer 3 fp16 + 4 sinks"))
     store.save(*lane_run(RUN, OTHER, "q8_0"))
     return Services(store, None, None)
+
+
+def test_a_page_is_drawn_anew_once_where_another_one_took_a_lane_back(services: Services) -> None:
+    shown = {"run": RUN, "ticket": "link"}
+    page = OnPage(shown=shown, lanes=labels(services.records.drawn(shown)[0]))
+    assert drawn_anew(services, shown, page) is None
+    undone(services, {"run": RUN}, CHILD)
+    assert drawn_anew(services, shown, OnPage(shown={"run": None}, lanes=page.lanes)) is None, "another one is shown"
+    anew = drawn_anew(services, shown, page)
+    assert anew is not None and anew != shown and anew["stays"]
+    assert page.lanes == ("KIVI", "KIVI + layer 3 fp16", "q8_0")
+    page.shown = anew
+    assert drawn_anew(services, anew, page) is None
 
 
 def test_a_lane_is_told_beside_the_one_that_it_changes_and_is_taken_back_later(services: Services) -> None:
