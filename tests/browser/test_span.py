@@ -235,6 +235,7 @@ def test_words_that_were_marked_are_not_brushed_again_by_the_next_click(quick, o
 def test_a_span_is_chosen_by_keyboard_alone_on_a_phone(quick, open_page):
     page = opened(open_page, f"{quick}/?run={SHIPPED[0].id}&__theme=dark", width=390)
     page.locator("#span-first").focus()
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.press("ControlOrMeta+a")
     page.keyboard.type("12")
     page.keyboard.press("Tab")
