@@ -8,6 +8,8 @@ import pytest
 
 from kvq_core.analysis.replay import movement
 from kvq_core.pipeline.examples import packaged_store
+from tests.browser.pages import open_view
+from tests.browser.test_span import opened as opened_along
 from tests.browser.test_span import serious
 from ui.html.reading import reading_data
 from ui.panels.welcome import home
@@ -161,3 +163,19 @@ def test_the_code_of_words_and_replay_shows_elsewhere_what_is_shown_here(quick, 
     assert alone.locator("#reading-lane option:checked").inner_text() == label
     assert alone.locator(".reading-said").inner_text() == said
     assert abs(alone.evaluate("document.documentElement.offsetHeight") - height) < 4, "nothing of it is cut"
+
+
+def test_words_that_were_marked_are_not_brushed_again_by_the_next_click(quick, open_page):
+    page = opened_along(open_page, f"{quick}/?run={RECORD.id}")
+    ends = page.locator("#card-0 .tokens:visible")
+    ends.scroll_into_view_if_needed()
+    box = ends.bounding_box()
+    page.mouse.move(box["x"] + 4, box["y"] + 8)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 160, box["y"] + 8, steps=4)
+    page.mouse.up()
+    page.wait_for_function("location.search.includes('span=')")
+    page.keyboard.press("Escape")
+    page.wait_for_function("!location.search.includes('span=')")
+    open_view(page, "Text")
+    assert "span=" not in page.url and page.locator(".along-said").inner_text().startswith("Whole answer")

@@ -215,22 +215,6 @@ def test_a_span_is_brushed_everywhere_and_the_link_carries_it(quick, open_page):
     says(page, 20, 40)
 
 
-def test_words_that_were_marked_are_not_brushed_again_by_the_next_click(quick, open_page):
-    page = opened(open_page, f"{quick}/?run={SHIPPED[0].id}")
-    ends = page.locator("#card-0 .tokens:visible")
-    ends.scroll_into_view_if_needed()
-    box = ends.bounding_box()
-    page.mouse.move(box["x"] + 4, box["y"] + 8)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 160, box["y"] + 8, steps=4)
-    page.mouse.up()
-    page.wait_for_function("location.search.includes('span=')")
-    page.keyboard.press("Escape")
-    page.wait_for_function("!location.search.includes('span=')")
-    open_view(page, "Text")
-    assert "span=" not in page.url and page.locator(".along-said").inner_text().startswith("Whole answer")
-
-
 @pytest.mark.long("page", sample=0)
 def test_a_span_is_chosen_by_keyboard_alone_on_a_phone(quick, open_page):
     page = opened(open_page, f"{quick}/?run={SHIPPED[0].id}&__theme=dark", width=390)
