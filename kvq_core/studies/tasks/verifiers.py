@@ -72,6 +72,11 @@ def judge(verifier: str, answer: JsonValue, text: str) -> bool:
     return VERIFIERS[verifier].holds(answer, text)
 
 
+def _has_units(answer: One) -> bool:
+    """Whether there is a word or a number in it, which is all that texts are compared by."""
+    return bool(units(str(answer)))
+
+
 def _exact(answer: One, text: str) -> bool:
     return units(text) == units(str(answer))
 
@@ -111,11 +116,11 @@ def _bfcl(answer: list[dict[str, Any]], text: str) -> bool:
 
 def _fits(value: Any, allowed: Any) -> bool:
     """Whether a value is one that BFCL allows: of an object each field has a list of values, with "" where it may be
-    left out."""
+    left out, or within another object a value as it is."""
     if isinstance(value, dict) and isinstance(allowed, dict):
-        return value.keys() <= allowed.keys() and all(
-            any(_fits(value[key], one) for one in allowed[key]) if key in value else "" in allowed[key]
-            for key in allowed
+        each = {key: held if isinstance(held, list) else [held] for key, held in allowed.items()}
+        return value.keys() <= each.keys() and all(
+            any(_fits(value[key], one) for one in each[key]) if key in value else "" in each[key] for key in each
         )
     if isinstance(value, list) and isinstance(allowed, list):
         return len(value) == len(allowed) and all(_fits(a, b) for a, b in zip(value, allowed, strict=True))
@@ -143,19 +148,31 @@ def _paired(wanted: Sequence[Any], given: Sequence[Any], fits: Callable[[Any, An
 VERIFIERS: dict[str, Verifier] = {
     "exact": Verifier(
         "The whole text is the answer, but for case, punctuation and how numbers are written.",
-        "a text or a number",
+        "a number, or a text with words or numbers in it",
         ONE,
         _exact,
+        _has_units,
     ),
     "contains": Verifier(
-        "The text holds the answer, as whole words or a whole number.", "a text or a number", ONE, _contains
+        "The text holds the answer, as whole words or a whole number.",
+        "a number, or a text with words or numbers in it",
+        ONE,
+        _contains,
+        _has_units,
     ),
-    "all_of": Verifier("The text holds every one of the answers.", "a list of texts or numbers", SEVERAL, _all_of),
+    "all_of": Verifier(
+        "The text holds every one of the answers.",
+        "a list of texts or numbers",
+        SEVERAL,
+        _all_of,
+        lambda answer: all(map(_has_units, answer)),
+    ),
     "choice": Verifier(
         "The text holds every right answer, and none of the wrong ones.",
         'an object of lists of texts or numbers, {"right": [...], "wrong": [...]}',
         CHOICE,
         _choice,
+        lambda answer: all(map(_has_units, [*answer["right"], *answer["wrong"]])),
     ),
     "number": Verifier(
         "The last number of the text is the answer.",

@@ -12,6 +12,7 @@ from kvq_core.studies.tasks import VERIFIERS, judge
 
 CALL = [{"name": "book", "arguments": {"city": "Oslo", "people": 4}}]
 TWO = [*CALL, {"name": "now", "arguments": {}}]
+DEEP = [{"f": {"x": [{"at": [{"east": 10.5, "of": "B"}]}]}}]  # as BFCL's live_multiple_121-46-0
 ALLOWED = [{"book": {"city": ["Oslo", "Oslo, Norway"], "people": [4], "table": ["window", ""]}}]
 
 
@@ -62,6 +63,9 @@ ALLOWED = [{"book": {"city": ["Oslo", "Oslo, Norway"], "people": [4], "table": [
         ("bfcl", ALLOWED, "[book(city='Oslo')]", False),
         ("bfcl", [{"f": {"x": [{"a": [1, 2]}]}}], '{"name": "f", "arguments": {"x": {"a": 2}}}', True),
         ("bfcl", [{"f": {"x": [1, 2]}}, {"f": {"x": [1]}}], "[f(x=1), f(x=2)]", True),
+        ("bfcl", DEEP, "[f(x={'at': {'east': 10.5, 'of': 'B'}})]", True),
+        ("bfcl", DEEP, "[f(x={'at': {'east': 10.5}})]", False),
+        ("bfcl", DEEP, "[f(x={'at': {'east': 50, 'of': 'B'}})]", False),
     ],
 )
 def test_a_verifier_holds_what_is_right_for_right(verifier: str, answer: Any, text: str, right: bool) -> None:
@@ -129,6 +133,14 @@ def test_calls_are_judged_in_any_order(arguments: dict[str, Any], random: Any) -
         ("json", "{}", "verifier json"),
         ("tool_calls", [{"arguments": {}}], "verifier tool_calls"),
         ("choice", {"right": ["a"]}, "verifier choice"),
+        ("choice", {"right": ["a"], "wrong": ["\u274c"]}, "verifier choice"),
+        (
+            "contains",
+            "\u274c\u2705",
+            "verifier contains: answer = '\u274c\u2705' is not allowed; give a number, or a text",
+        ),
+        ("all_of", ["a", " "], "verifier all_of"),
+        ("exact", "", "verifier exact"),
     ],
 )
 def test_an_answer_that_judges_nothing_is_refused(verifier: str, answer: Any, why: str) -> None:
