@@ -36,6 +36,8 @@ def bfcl(category: str, n: int | None = None, folder: str | Path | None = None) 
     Raises SpecError for a category of several turns, of another language or without right calls, where the files are
     not there, and for a line that is not BFCL's.
     """
+    if n is not None and n < 1:
+        raise SpecError(f"BFCL: n = {excerpt(n)} is not allowed; give a whole number from 1, or leave it out for all.")
     if category not in CATEGORIES:
         raise SpecError(f"BFCL's category {excerpt(category)} is not imported; give one of {', '.join(CATEGORIES)}.")
     place = Path(folder) if folder is not None else _installed()
@@ -66,7 +68,16 @@ def _file(folder: Path, category: str) -> Path:
 
 def _lines(file: Path, fields: tuple[str, ...]) -> list[dict[str, Any]]:
     found = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = file.read_text(encoding="utf-8-sig").split(
+            "\n"
+        )  # signs that other ways of splitting take may be in texts
+    except (OSError, UnicodeDecodeError) as error:
+        said = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise SpecError(f"Cannot read {abbreviate(str(file), PATH)}: {said}.") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
             told = json.loads(line)
         except (ValueError, RecursionError):

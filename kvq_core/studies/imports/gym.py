@@ -2,18 +2,21 @@
 
 import importlib
 import importlib.util
+import re
 from typing import Any
 
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.studies.prompts import Prompt
+
+BY_VALUE = ("chain_sum", "products")  # whose own judge compares numbers by value, as ``number`` does
 
 
 def reasoning_gym(dataset: str, n: int = 40, seed: int = 0, **options: Any) -> tuple[Prompt, ...]:
     """``n`` questions of one of its data sets, whose options are the package's own.
 
     An answer that is a number is judged by ``number``, any other by ``contains``: data sets that judge in a way of
-    their own, because several answers are right, are not imported. Raises SpecError for those, and where the package or
-    the data set is not there.
+    their own, because several answers are right, are not imported, but for those of ``BY_VALUE``. Raises SpecError for
+    the others, and where the package or the data set is not there.
     """
     if importlib.util.find_spec("reasoning_gym") is None:
         raise SpecError("reasoning-gym is not installed; pip install reasoning-gym brings it.")
@@ -23,7 +26,7 @@ def reasoning_gym(dataset: str, n: int = 40, seed: int = 0, **options: Any) -> t
     except (ValueError, TypeError, AssertionError) as error:  # how it refuses names and options
         said = " ".join(str(error).split())[:200].rstrip(" .") or type(error).__name__
         raise SpecError(f"reasoning-gym refuses data set {excerpt(dataset)} as asked for: {said}.") from None
-    if type(made).score_answer is not base.ProceduralDataset.score_answer:
+    if dataset not in BY_VALUE and type(made).score_answer is not base.ProceduralDataset.score_answer:
         raise SpecError(
             f"reasoning-gym's data set {excerpt(dataset)} judges answers by a program of its own; take one with a "
             "single right answer, such as chain_sum."
@@ -44,8 +47,4 @@ def _prompt(entry: dict[str, Any], dataset: str, number: int) -> Prompt:
 
 
 def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return re.fullmatch(r"[+-]?\d+(\.\d+)?", text) is not None

@@ -33,8 +33,18 @@ RIGHT = {"id": "multiple_0", "ground_truth": [{"trip.book": {"type": ["train"], 
 def files(folder: Path, question: Any = QUESTION, right: Any = RIGHT) -> Path:
     (folder / "possible_answer").mkdir()
     for place, told in ((folder, question), (folder / "possible_answer", right)):
-        (place / "BFCL_v4_multiple.json").write_text(f"{json.dumps(told)}\n" * 2)
+        line = told if isinstance(told, bytes) else json.dumps(told, ensure_ascii=False).encode()
+        (place / "BFCL_v4_multiple.json").write_bytes(line + b"\n\n" + line + b"\n")
     return folder
+
+
+def test_lines_end_where_json_ends_them_and_blank_ones_are_none(tmp_path: Path) -> None:
+    question = {**QUESTION, "question": [[{"role": "user", "content": "A train\u2028for\x85me."}]]}
+    found = bfcl("multiple", folder=files(tmp_path, question))
+    assert [prompt.messages and prompt.messages[0].content for prompt in found] == ["A train\u2028for\x85me."] * 2
+    for n in (0, -1):
+        with pytest.raises(SpecError, match=f"n = {n} is not allowed"):
+            bfcl("multiple", n=n, folder=tmp_path)
 
 
 def test_a_category_is_not_another_whose_name_ends_alike(tmp_path: Path) -> None:
@@ -61,6 +71,7 @@ def test_a_question_of_bfcl_is_a_prompt_with_tools_and_judged(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("category", "changed", "why"),
     [
+        ("multiple", {"question": b"\xff"}, "Cannot read .*BFCL_v4_multiple.json: it is not text in UTF-8"),
         ("multi_turn_base", {}, "'multi_turn_base' is not imported; give one of simple_python"),
         ("parallel", {}, "holds no BFCL_v..._parallel.json"),
         (
@@ -105,9 +116,10 @@ def gym(monkeypatch: pytest.MonkeyPatch) -> None:
             return 0.5
 
     def create_dataset(name: str, **options: Any) -> ProceduralDataset:
-        if name not in ("plain", "judged"):
+        kinds = {"plain": ProceduralDataset, "judged": Judged, "chain_sum": Judged}
+        if name not in kinds:
             raise ValueError(f"Dataset '{name}' not registered")
-        return {"plain": ProceduralDataset, "judged": Judged}[name](**options)
+        return kinds[name](**options)
 
     base.ProceduralDataset, package.create_dataset = ProceduralDataset, create_dataset  # type: ignore[attr-defined]
     for module in (package, base):
@@ -119,8 +131,11 @@ def gym(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_questions_of_reasoning_gym_are_prompts() -> None:
     one, two = reasoning_gym("plain", n=2, seed=5, answer="12")
     assert (one.prompt, two.prompt, one.verifier, one.answer) == ("5 and 0?", "5 and 1?", "number", "12")
-    [named] = reasoning_gym("plain", n=1, answer="Anna")
-    assert named.verifier == "contains"
+    for text in ("Anna", "1e5", "infinity", "nan"):  # the second a number in base 16
+        [named] = reasoning_gym("plain", n=1, answer=text)
+        assert (named.answer, named.verifier) == (text, "contains")
+    [summed] = reasoning_gym("chain_sum", n=1, answer="-1000")
+    assert (summed.verifier, judge("number", summed.answer, "It is -1,000.0")) == ("number", True)
     with pytest.raises(SpecError, match="data set 'judged' judges answers by a program of its own"):
         reasoning_gym("judged")
     with pytest.raises(SpecError, match="data set 'none' as asked for: Dataset 'none' not registered"):
