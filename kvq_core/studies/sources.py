@@ -149,14 +149,18 @@ def _text(path: Path) -> Rows:
 def _csv(path: Path) -> Rows:
     import csv
 
+    csv.field_size_limit(2**31 - 1)  # of its own accord it takes 131,072 characters; prompts say how long they may be
     with path.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.DictReader(lines, restkey="", strict=True)
         _check_columns(path, list(reader.fieldnames or ()))
-        try:
-            for row in reader:
-                yield f"line {reader.line_num}", _cells(row)
-        except csv.Error as error:
-            yield f"line {reader.line_num}", SpecError(f"this is not valid CSV: {error}.")
+        while True:
+            try:
+                row: Any = _cells(next(reader))
+            except StopIteration:
+                return
+            except csv.Error as error:  # the lines after it can be read
+                row = SpecError(f"this is not valid CSV: {error}.")
+            yield f"line {reader.reader.line_num}", row  # its own number stays behind at a line that is not valid
 
 
 def _cells(row: dict[str, Any]) -> Any:

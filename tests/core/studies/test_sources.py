@@ -65,6 +65,21 @@ def test_a_broken_line_is_named_and_the_rest_kept_if_asked(tmp_path):
     assert len(left) == 2 and "line 2" in left[0] and "line 3" in left[1] and "promt" in left[1]
 
 
+def test_lines_of_csv_after_a_broken_one_are_kept_if_asked(tmp_path):
+    (tmp_path / "p.csv").write_text('prompt,id\n"a"b,1\nTwo,2\nThree,3,4\nFour,4\n"x')
+    with pytest.raises(SpecError, match=r"p\.csv, line 2: this is not valid CSV: "):
+        read(tmp_path, "p.csv")
+    found, left = read(tmp_path, "p.csv", skip_broken=True)
+    assert [each.prompt for each in found] == ["Two", "Four"]
+    assert [line.split(":")[0] for line in left] == ["p.csv, line 2", "p.csv, line 4", "p.csv, line 6"]
+
+
+def test_a_prompt_of_csv_is_as_long_as_one_of_any_file(tmp_path):
+    (tmp_path / "p.csv").write_text(f"prompt,id\n{'word ' * 40_000},1\n")
+    [found], _ = read(tmp_path, "p.csv")
+    assert len(found.prompt) == 200_000
+
+
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
