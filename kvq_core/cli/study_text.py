@@ -104,12 +104,12 @@ def _around(line: Line) -> str:
 
 
 def _tasks(lines: list[Line]) -> list[str]:
-    """Of the tasks that full precision gets right, how many each lane does."""
-    judged = [line for line in lines if line["group"] == "" and line["right"] is not None]
+    """Of the tasks that full precision gets right, how many each lane does, and how many it gets right itself."""
+    judged = [line for line in lines if line["group"] == ""]
 
     def cells(line: Line) -> tuple[str, ...]:
         base = f"{line['reference']:.0%} of {line['asked']} ({_ends(line, 'reference', '.0%')})"
-        return f"{line['right']:.0%} of {line['counted']}", _ends(line, "right", ".0%"), base
+        return f"{_figure(line['right'], '.0%')} of {line['counted']}", _ends(line, "right", ".0%"), base
 
     return _columns(("tasks right", "95 % interval", "full precision"), judged, cells)
 

@@ -48,6 +48,21 @@ def test_groups_that_have_no_room_are_told(shipped, monkeypatch) -> None:
     assert f"and {len(groups) - 2} more groups: --json has all." in describe(shipped)
 
 
+def test_what_full_precision_gets_right_is_told_with_its_interval_though_it_be_none(shipped, monkeypatch) -> None:
+    place = {"model": "M", "label": "KIVI 2", "group": "", "asked": 8}
+    some = {"reference": 0.5, "reference_low": 0.215, "reference_high": 0.785, "counted": 4}
+    none = {"reference": 0.0, "reference_low": 0.0, "reference_high": 0.324, "counted": 0}
+    right = (
+        {"right": 0.75, "right_low": 0.3, "right_high": 0.954},
+        dict.fromkeys(("right", "right_low", "right_high")),
+    )
+    lines = [{**place, **base, **own} for base, own in zip((some, none), right, strict=True)]
+    monkeypatch.setitem(shipped.__dict__, "tasks", lines)
+    rows = [re.split(r" {2,}", row.strip()) for row in describe(shipped).splitlines()]
+    assert ["M", "KIVI 2", "75% of 4", "30% to 95%", "50% of 8 (22% to 78%)"] in rows
+    assert ["M", "KIVI 2", "- of 0", "-", "0% of 8 (0% to 32%)"] in rows
+
+
 def test_what_is_recalled_and_where_in_the_text_is_told(shipped, monkeypatch) -> None:
     place = {"model": "M", "label": "KIVI 2", "tokens": 7624.4, "asked": 3}
     recalled = [
