@@ -69,9 +69,7 @@ def _file(folder: Path, category: str) -> Path:
 def _lines(file: Path, fields: tuple[str, ...]) -> list[dict[str, Any]]:
     found = []
     try:
-        lines = file.read_text(encoding="utf-8-sig").split(
-            "\n"
-        )  # signs that other ways of splitting take may be in texts
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # splitlines also ends them at signs of texts
     except (OSError, UnicodeDecodeError) as error:
         said = getattr(error, "strerror", None) or "it is not text in UTF-8"
         raise SpecError(f"Cannot read {abbreviate(str(file), PATH)}: {said}.") from None
