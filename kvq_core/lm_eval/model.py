@@ -1,5 +1,6 @@
 """The model class that lm-eval knows as ``kvq-explorer``."""
 
+import logging
 from typing import Any
 
 import lm_eval.models  # noqa: F401  its models are registered with ours, not in place of ours
@@ -15,6 +16,8 @@ from kvq_core.lm_eval.scoring import LaneScoring
 from kvq_core.models import load
 from kvq_core.spec import DEFAULT_MODEL
 
+_log = logging.getLogger(__name__)
+ITS_DEVICE = "cuda:0"  # what lm-eval's command line gives where nobody has asked for a device
 NEW_TOKENS = 256  # where a task does not say how many
 
 
@@ -36,7 +39,7 @@ class KvqExplorer(TemplateLM):
         revision: str | None = None,
         score_chunk: int = 1,
         batch_size: int | str = 1,
-        max_batch_size: int | None = None,  # this and the next are lm-eval's defaults, of no meaning here
+        max_batch_size: int | None = None,  # lm-eval's default, of no meaning here
         device: str | None = None,
         **more: Any,
     ):
@@ -47,6 +50,10 @@ class KvqExplorer(TemplateLM):
             )
         lane = read_lane(**more)
         loaded = load(model, revision)
+        if device not in (None, ITS_DEVICE, loaded.device.type, str(loaded.device)):
+            raise SpecError(
+                f"device = {excerpt(device)} is not allowed; {loaded.title} is on {loaded.device} here: leave it out."
+            )
         if reason := lane.why_not(loaded.shape):
             raise MethodError(f"{lane.title} cannot run on {loaded.title}: {reason}.")
         self.scoring = LaneScoring(loaded, lane, score_chunk)
@@ -90,12 +97,30 @@ class KvqExplorer(TemplateLM):
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
         """The sum over each continuation and whether it is the greedy one; a context too long loses its beginning."""
-        found = []
-        for _texts, context, follow in tqdm(requests, desc="loglikelihood", disable=disable_tqdm):
-            kept = context[-max(1, self.max_length - len(follow)) :]
+        found, cut = [], 0
+        for texts, context, follow in tqdm(requests, desc="loglikelihood", disable=disable_tqdm):
+            if not follow:  # of two texts whose ends are one token
+                raise SpecError(
+                    f"The continuation {excerpt(texts[1])} has no token of its own after its context; change the "
+                    "task's target_delimiter or its choices."
+                )
+            kept = self._fitting(context, len(follow))
+            cut += len(kept) < len(context)
             each, greedy = self.scoring.likelihoods(kept, follow)
             found.append((each.sum().item(), greedy))
+        self._tell(cut, len(requests))
         return found
+
+    def _fitting(self, context: list[int], follow: int) -> list[int]:
+        """Its end, where it and as many tokens more are longer than the model's context."""
+        return context[-max(1, self.max_length - follow) :]
+
+    def _tell(self, cut: int, requests: int) -> None:
+        if cut:
+            _log.warning(
+                "%d of %d contexts are longer than the model's %d tokens leave room for, and lost their beginning.",
+                *(cut, requests, self.max_length),
+            )
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Of whole texts, decoded from their first token on, in windows as long as the model's context."""
@@ -109,18 +134,21 @@ class KvqExplorer(TemplateLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """What the lane writes, up to the first stop string."""
-        asked = [request.args for request in requests]
-        return [self._generate(*each) for each in tqdm(asked, desc="generate_until", disable=disable_tqdm)]
+        asked = tqdm([request.args for request in requests], desc="generate_until", disable=disable_tqdm)
+        found = [self._generate(context, options, seed) for seed, (context, options) in enumerate(asked)]
+        self._tell(sum(cut for _, cut in found), len(requests))
+        return [text for text, _ in found]
 
-    def _generate(self, context: str, options: dict[str, Any]) -> str:
+    def _generate(self, context: str, options: dict[str, Any], seed: int) -> tuple[str, bool]:
+        """And whether the context was cut. ``seed`` differs between the samples of one, which are requests apart."""
         until, most, temperature = _read(options)
         ids, text = self.tok_encode(context), ""
-        kept = ids[-max(1, self.max_length - most) :]
-        for tokens in self.scoring.written(kept, most, temperature):
+        kept = self._fitting(ids, most)
+        for tokens in self.scoring.written(kept, most, temperature, seed):
             text = self.tokenizer.decode(tokens, skip_special_tokens=True)
             if any(stop in text for stop in until):
                 break
-        return min((text.split(stop)[0] for stop in until), key=len, default=text)
+        return min((text.split(stop)[0] for stop in until), key=len, default=text), len(kept) < len(ids)
 
 
 GREEDY_IGNORES = {"top_p", "top_k", "min_p"}
@@ -130,7 +158,8 @@ def _read(options: dict[str, Any]) -> tuple[list[str], int, float]:
     """Stop strings, most new tokens and temperature. Raises SpecError for what this does not do."""
     told = dict(options)
     until = told.pop("until", None) or []
-    most = told.pop("max_gen_toks", None) or told.pop("max_new_tokens", None) or NEW_TOKENS
+    given = (told.pop(name, None) for name in ("max_gen_toks", "max_new_tokens"))
+    most = next((int(each) for each in given if each is not None), NEW_TOKENS)
     samples, heat = told.pop("do_sample", None), told.pop("temperature", None) or 0.0
     temperature = float(heat) if samples or (samples is None and heat) else 0.0
     unknown = told.keys() - (set() if temperature else GREEDY_IGNORES)
@@ -140,4 +169,4 @@ def _read(options: dict[str, Any]) -> tuple[list[str], int, float]:
             "temperature. Change the task's generation_kwargs."
         )
     stops = [until] if isinstance(until, str) else list(until)
-    return [stop for stop in stops if stop], int(most), temperature
+    return [stop for stop in stops if stop], most, temperature

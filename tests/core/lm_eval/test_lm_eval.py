@@ -148,6 +148,7 @@ def test_requests_of_all_three_kinds(known: type, small: LoadedModel) -> None:
         ({"method": "kivvi"}, "kivvi.* Did you mean 'kivi'"),
         ({"method": "kivi", "bitz": 2}, "bitz"),
         ({"method": "kivi", "batch_size": 8}, "batch_size = 8 is not allowed; requests run one after the other"),
+        ({"method": "kivi", "device": "cuda:7"}, "device = 'cuda:7' is not allowed; .* is on cpu here: leave it out"),
         ({"method": "commvq"}, "CommVQ .*codebooks"),
     ],
 )
@@ -157,8 +158,37 @@ def test_a_lane_that_cannot_be_is_refused_in_one_line(known: type, arguments: di
     assert "\n" not in str(refused.value)
 
 
+def test_samples_of_one_context_differ_and_are_the_same_again(known: type) -> None:
+    lm = known()
+    sampled = asked(TEXT, {"do_sample": True, "temperature": 1.0, "max_gen_toks": 8})
+    first, second = lm.generate_until([sampled, sampled], disable_tqdm=True)
+    assert first != second
+    assert lm.generate_until([sampled, sampled], disable_tqdm=True) == [first, second]
+
+
+def test_a_context_that_is_too_long_loses_its_beginning_and_that_is_told(known: type, caplog: Any) -> None:
+    lm = known()
+    room = lm.max_length - len(FOLLOW)
+    long, kept = ("a" * (2 * room))[: -len(TEXT)] + TEXT, ("a" * room)[: -len(TEXT)] + TEXT
+    one, other = lm.loglikelihood([asked(long, FOLLOW), asked(kept, FOLLOW)], disable_tqdm=True)
+    assert one == other
+    assert "1 of 2 contexts are longer than the model's 1024 tokens leave room for" in caplog.text
+    caplog.clear()
+    options = {"max_gen_toks": len(FOLLOW)}
+    one, other = lm.generate_until([asked(long, options), asked(kept, options)], disable_tqdm=True)
+    assert one == other
+    assert "1 of 2 contexts" in caplog.text
+
+
+def test_a_continuation_without_tokens_is_refused(known: type) -> None:
+    with pytest.raises(KvqError, match="The continuation '' has no token of its own after its context"):
+        known().loglikelihood([asked(TEXT, "")], disable_tqdm=True)
+
+
 def test_options_that_change_a_text_are_not_dropped(known: type) -> None:
     lm = known()
+    with pytest.raises(KvqError, match="max_new_tokens = 0 is not allowed"):
+        lm.generate_until([asked("a b", {"max_gen_toks": 0})], disable_tqdm=True)
     with pytest.raises(KvqError, match="generation option 'top_p' is not allowed; allowed: until"):
         lm.generate_until([asked("a b", {"do_sample": True, "temperature": 1.0, "top_p": 0.5})], disable_tqdm=True)
     with pytest.raises(KvqError, match="1,?024"):
@@ -179,7 +209,7 @@ metric_list: [{{metric: acc}}]
 """
 
 
-@pytest.mark.long("combine", sample=0)
+@pytest.mark.long("combine", sample=1)
 @pytest.mark.slow
 def test_its_command_line_runs_a_task_of_a_local_file(
     known: type, small: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
