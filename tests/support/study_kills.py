@@ -170,6 +170,7 @@ def main(folder: Path, shards: int, workers: int, ray: int) -> None:
     campaign("shards", a_shard(cycle((1, 2))), shards, planned, folder)
     campaign("workers", a_worker, workers, planned, folder)
     if ray:
+        from ray import shutdown
         from ray.cluster_utils import Cluster
 
         node = {"num_cpus": 2, "include_dashboard": False}
@@ -177,6 +178,7 @@ def main(folder: Path, shards: int, workers: int, ray: int) -> None:
         try:
             campaign("ray", an_actor, ray, planned, folder)
         finally:
+            shutdown()  # a cluster that this process is connected to does not let its head go
             cluster.shutdown()
 
 
