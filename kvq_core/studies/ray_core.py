@@ -21,7 +21,11 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 class _Worker:
-    """What an actor is: it computes one cell after the other."""
+    """What an actor is: it computes one cell after the other, in the folder that relative paths of models are from."""
+
+    def __init__(self, folder: str) -> None:
+        with suppress(OSError):  # a node without it may know the models by other names
+            os.chdir(folder)
 
     def ready(self) -> None:
         """Answers once the actor has a place: cells are given to none that waits for one."""
@@ -47,8 +51,10 @@ class RayActors:
     def run(self, works: Iterable[Work]) -> Generator[Outcome]:
         """Raises KvqError where there is no Ray, no cluster at the address, or no actor that can compute."""
         ray = _ray()
-        self._connect(ray)
         self._waiting = deque(works)
+        if any(work.store.startswith("memory:") for work in self._waiting):
+            raise KvqError("A store in memory is this process's alone; set KVQ_STORE to one that actors reach, too.")
+        self._connect(ray)
         kind, room = self._kind(ray)
         idle: list[Any] = []
         for _ in range(min(self.actors or room, len(self._waiting))):
@@ -103,11 +109,11 @@ class RayActors:
                 socket.create_connection((host, int(port)), 10).close()
             ray.init(address=self.address, runtime_env={"env_vars": settings}, log_to_driver=False)
         except (OSError, ValueError, RuntimeError) as error:
-            said = " ".join(str(error).split())[:200]
+            said = " ".join(str(error).split())[:200].rstrip(". ")
             raise KvqError(f"No Ray cluster at {self.address}: {said}. Start one with `ray start --head`.") from None
 
     def _hire(self, kind: Any) -> None:
-        actor = kind.remote()
+        actor = kind.remote(os.getcwd())
         self._asked[actor.ready.remote()] = actor, None
 
     def _give(self, actor: Any) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -28,14 +29,24 @@ def test_an_address_where_nobody_listens_is_told_at_once():
         RayActors("127.0.0.1:9")._connect(stands_in)
 
 
-@pytest.mark.long("kill", sample=0)
-def test_two_nodes_give_what_one_process_gives_though_one_is_lost(tmp_path):
+def test_a_store_in_memory_is_refused(model, monkeypatch):
+    monkeypatch.setattr("kvq_core.studies.ray_core._ray", lambda: SimpleNamespace(is_initialized=lambda: True))
+    with pytest.raises(KvqError, match="A store in memory is this process's alone; set KVQ_STORE to one"):
+        run_plan(plan(parse_study(study_data(model, 1))), open_store("memory://ray"), executor=RayActors())
+
+
+@pytest.mark.long("kill", sample=1)
+def test_two_nodes_give_what_one_process_gives_though_one_is_lost(tmp_path, monkeypatch):
     import ray
     from ray.cluster_utils import Cluster
 
-    data = study_data(write_model(tmp_path / "tiny"), 6)
+    write_model(tmp_path / "tiny")
+    monkeypatch.chdir(tmp_path)
+    data = study_data(Path("tiny"), 6)  # a relative path is the same one on an actor
     one = study(parse_study(data), open_store(str(tmp_path / "one")))
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    soon = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_failure_threshold": 3}
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": soon}  # a lost node is missed soon
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     lost = [cluster.add_node(num_cpus=1)]
 
     def progress(doing: str, done: int, total: int) -> None:
