@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) ->
     parser.add_argument("--spec", metavar="FILE", type=Path, required=True, help=said)
     parser.add_argument("--shard", metavar="I/N", type=_shard, help="compute the I-th of N parts alone, from 1/N on")
     parser.add_argument("--workers", metavar="N", type=count, default=1, help="processes that compute; default 1")
-    parser.add_argument("--ray", metavar="auto|ADDRESS", help="compute on the actors of a Ray cluster")
+    parser.add_argument("--ray", metavar="auto|ADDRESS", type=_address, help="compute on the actors of a Ray cluster")
     parser.add_argument("--dry-run", action="store_true", help="tell cells, time and memory, and compute nothing")
     parser.add_argument("--out", metavar="FILE", type=Path, help="also write the rows into this Parquet file")
     parser.set_defaults(quiet=quiet)
@@ -47,6 +47,12 @@ def _shard(text: str) -> tuple[int, int]:
     if found is None or int(found[1]) > int(found[2]):
         raise SpecError(f"--shard {excerpt(text)} is not allowed; give I/N, such as 1/4 for the first of four parts.")
     return int(found[1]), int(found[2])
+
+
+def _address(text: str) -> str:
+    if not text.strip():
+        raise SpecError(f"--ray {excerpt(text)} is not allowed; give auto, or the address of a cluster.")
+    return text
 
 
 def count(text: str) -> int:

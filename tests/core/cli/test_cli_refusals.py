@@ -66,3 +66,18 @@ def test_what_makes_no_sense_is_one_line_and_status_2(compare, case: str) -> Non
     assert result.returncode == 2 and result.stdout == "", result.stderr
     assert len(result.stderr.strip().splitlines()) == 1 and len(result.stderr) < 600, result.stderr
     assert all(word in result.stderr for word in named), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "why"),
+    [
+        *(("--shard", text, "give I/N, such as 1/4") for text in ("0/2", "3/2", "a/b", "1", "1/0", "1/2/3", "")),
+        ("--ray", "", "give auto, or the address of a cluster"),
+        ("--workers", "0", "give a whole number from 1 to 256"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused_in_a_line(capsys, tmp_path, option, given, why):
+    assert main(["study", "--spec", str(tmp_path / "none.toml"), option, given]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err == f"error: {option} {given!r} is not allowed; {why}{err.partition(why)[2]}"
+    assert err.count("\n") == 1
