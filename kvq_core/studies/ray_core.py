@@ -113,7 +113,7 @@ class RayActors:
             raise KvqError(f"No Ray cluster at {self.address}: {said}. Start one with `ray start --head`.") from None
 
     def _hire(self, kind: Any) -> None:
-        actor = kind.remote(os.getcwd())
+        actor = kind.remote(str(Path.cwd()))
         self._asked[actor.ready.remote()] = actor, None
 
     def _give(self, actor: Any) -> None:
