@@ -1,6 +1,7 @@
 """Variable tracking: which variables hold a value that was passed from one to the next (RULER, arXiv:2404.06654,
 section 3)."""
 
+import re
 from typing import ClassVar
 
 from numpy.random import Generator
@@ -51,11 +52,13 @@ class VariableTracking(InText):
 
 
 def _names(random: Generator, count: int) -> list[str]:
-    """Different names of three letters."""
+    """Different names of three letters, none of them a word that is said anyway: whoever repeats the question would
+    have named the variable AND."""
+    said = set(re.findall(r"\b[A-Z]{3}\b", f"{_put('VAR', '')} {_said([])}".upper()))
     found = list[str]()
     while len(found) < count:
         drawn = "".join(LETTERS[i] for i in random.integers(len(LETTERS), size=3))
-        found += [drawn] if drawn not in found else []
+        found += [drawn] if drawn not in found and drawn not in said else []
     return found
 
 

@@ -256,3 +256,11 @@ def test_a_suite_that_is_left_out_for_one_model_is_asked_of_the_others(tmp_path,
     assert plan(planned.spec.whole(planned.prompts)).id == planned.id, "what is kept of it is the same study"
     with pytest.raises(SpecError, match="None of the prompts can be run. The first: chain_sums is left out"):
         plan(parse_study({**data, "models": [str(places[0])]}))
+
+
+def test_no_variable_is_named_as_a_word_of_the_question():
+    """A text that repeats the question would name it."""
+    samples = [prompt.prompt for prompt in suite("variable_tracking", 400, lengths=[200], hops=16, chains=8)]
+    drawn = {name.casefold() for prompt in samples for name in re.findall(r"VAR (\w+) =", prompt)}
+    said = re.findall(r"[a-z]+", samples[0].split("Question:")[-1].casefold())
+    assert len(drawn) > 10_000 and not drawn & {"and", "var", *said}
