@@ -25,6 +25,7 @@ class Codec(ABC):
 
     shared: dict[str, Tensor] = {}
     observes: bool = False  # whether ``observe`` is to be called after every step
+    layerwise: bool = False  # whether a layer's blocks follow from what ``observe`` is shown of that layer alone
     rewrites: bool = False  # whether ``extend`` stores anew what is stored already, and returns all of it
     enters: torch.dtype = torch.float16  # what a generated token is rounded to before it is encoded, without a window
 

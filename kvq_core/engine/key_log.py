@@ -64,6 +64,8 @@ class KeyLog:
             return
         places, heads, tokens = at
         for place, layer in enumerate(layers):
+            if layer not in self.layers:
+                continue
             for head in heads[places == place].unique().tolist():
                 own = (places == place) & (heads == head)
                 self._add(layer, Replaced(row, until, slice(head, head + 1), tokens[own], old[own][None]))

@@ -7,8 +7,10 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from kvq_core.codecs.stream import Stream
 from kvq_core.divergence import kl_divergence
 from kvq_core.engine.ahead import Ahead
+from kvq_core.engine.cache import Part
 from kvq_core.engine.decode import Decode
 from kvq_core.engine.key_log import KeyLog, Kit, Reached
 from kvq_core.engine.prefill import Prefill
@@ -56,8 +58,14 @@ def kit_of(rows: Rows, log: KeyLog, prefill: Prefill, scoring: Sequence[Scoring 
 def stops_at(decode: Decode, layer: int) -> int:
     """Up to which layer lanes are led for what they hold in one: there are caches that ask all of a step at once."""
     caches = [state.cache for state in decode.states_running if state.cache is not None]
-    whole = any(cache.observes or cache.stored_first for cache in caches)
+    whole = any(cache.stored_first or any(map(_asks_all, cache.parts)) for cache in caches)
     return decode.model.shape.layers - 1 if whole else layer
+
+
+def _asks_all(part: Part) -> bool:
+    """Whether what it stores of a layer may follow from steps of other layers."""
+    stream = part.stream
+    return stream.observes and not (isinstance(stream, Stream) and stream.codec is not None and stream.codec.layerwise)
 
 
 class Divergences:

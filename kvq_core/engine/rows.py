@@ -234,8 +234,12 @@ class Rows:
             self.log.replace(row, part.of_model(self.layers), self.tokens + fresh - self.prompt_tokens, start, old)
 
     def _look_back(self, row: int, part: Part, fresh: int) -> None:
-        """Show a part the step's attention and rewrite the tokens it stores anew."""
-        seen = [self._seen[layer] for layer in part.of_model(self.layers)]
+        """Show a part the step's attention and rewrite the tokens it stores anew. Layers above the last of a pass,
+        which nobody reads, are shown that of the highest below; a part of such layers alone is shown none."""
+        layers = [layer for layer in part.of_model(self.layers) if self.until is None or layer <= self.until]
+        if not layers:
+            return
+        seen = [self._seen[min(layer, layers[-1])] for layer in part.of_model(self.layers)]
         queries = torch.stack([own[rows.index(row)] for rows, own, _ in seen])
         attention = torch.stack([own[rows.index(row)] for rows, _, own in seen])
         patch = part.stream.observe(queries, attention)

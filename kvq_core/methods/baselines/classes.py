@@ -41,6 +41,7 @@ class ClassCodec(Codec):
     saliency: Tensor
 
     observes = True
+    layerwise = True
 
     @property
     def encoder_bytes(self) -> int:

@@ -43,6 +43,8 @@ class RaggedCodec(Codec):
     observes: bool = True
     shared: dict[str, Tensor] = field(default_factory=dict)
 
+    layerwise = True
+
     def packed(self, path: Path) -> Packed:
         return Packed(partial(MixedRead, self, path))
 
