@@ -258,15 +258,23 @@
     if (layout.meta?.rate) return rated({ ...figure, layout }, figuresNow().lanes);
     return meant({ ...figure, layout: how ? zoomed(layout, how) : layout });
   };
+  const FEW = 6; // tokens, of which each has its tick: Plotly would set some between them
+  const wholesOf = (first, last) => Array.from({ length: Math.max(0, last - first + 1) }, (_, at) => first + at);
+  const noted = (layout) => {
+    const none = { text: "Not looked at in these tokens", xref: "paper", yref: "paper", x: 0.5, y: 1, showarrow: false };
+    return { ...layout, annotations: [...(layout.annotations ?? []), none] };
+  };
   const zoomed = (layout, { axis, of }) => {
     const shift = { token: 0, step: -1, position: read.prompt }[of];
+    const [first, last] = [Math.max(0, span[0] + shift), span[1] + shift]; // the first token was read by no step
     const found = { ...layout };
     for (const name of Object.keys(layout).filter((key) => new RegExp(`^${axis}axis\\d*$`).test(key))) {
-      const range = [span[0] + shift - 0.5, span[1] + shift + 0.5];
+      const range = [Math.min(first, last) - 0.5, last + 0.5];
       if (layout[name].autorange === "reversed") range.reverse();
-      found[name] = { ...layout[name], autorange: false, range };
+      const ticks = last - first < FEW ? { tickmode: "array", tickvals: wholesOf(first, last) } : {};
+      found[name] = { ...layout[name], ...ticks, autorange: false, range };
     }
-    return found;
+    return last < 0 ? noted(found) : found;
   };
   const meant = (figure) => {
     if (!figure.data.some((trace) => trace.meta?.steps)) return figure;
@@ -284,6 +292,6 @@
     });
     const { coloraxis } = figure.layout;
     const scale = seenAny && top ? { ...coloraxis, cmax: top, cmin: coloraxis.cmin < 0 ? -top : 0 } : coloraxis;
-    const none = { text: "Not looked at in these tokens", xref: "paper", yref: "paper", x: 0.5, y: 1, showarrow: false };
-    return { data, layout: { ...figure.layout, coloraxis: scale, annotations: [...(figure.layout.annotations ?? []), ...(seenAny ? [] : [none])] }, config: figure.config };
+    const layout = { ...figure.layout, coloraxis: scale };
+    return { data, layout: seenAny ? layout : noted(layout), config: figure.config };
   };
