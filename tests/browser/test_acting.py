@@ -55,7 +55,7 @@ def test_a_lane_is_tried_by_the_keyboard_joins_the_run_says_what_changed_and_is_
     page.wait_for_selector("#act-tried [data-tried]")
     page.wait_for_function(f"{LEGEND} === 4")
     told = page.locator("#act-tried [data-tried]").inner_text()
-    assert "KIVI + layer 5 fp16" in told and "→" in told and "±" in told
+    assert "KIVI + layer 5 fp16" in told and "\xa0→\xa0" in told and "±" in told
     assert page.locator("#card-4").is_visible() and "at=5.4.9" in page.url
     page.wait_for_function(f"{PAINTED} === 4")
     assert "Keep layer 5 in fp16" not in page.locator("#act-offers").inner_text(), "the run has it now"

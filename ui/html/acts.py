@@ -64,11 +64,16 @@ def before_after(found: Effect | None) -> str:
     if found is None:
         return "added later; no lane is scored on the same tokens that it changes"
     sure = "" if found.sure else ", within what chance moves"
-    flips = "" if None in found.flips else f" · flips {percent(found.flips[0])} → {percent(found.flips[1])}"
+    flips = "" if None in found.flips else f" · flips {_moved(*map(percent, found.flips))}"
     more = f"{'+' if found.more_bytes >= 0 else '−'}{size(abs(found.more_bytes))}"
     change = f"{'−' if found.gain >= 0 else '+'}{significant(abs(found.gain), 2)} ± {2 * found.se:.1g}"
-    klds = f"{significant(found.before, 2)} → {significant(found.after, 2)}"
+    klds = _moved(significant(found.before, 2), significant(found.after, 2))
     return f"mean KLD {klds} ({change}{sure}){flips} · {more}"
+
+
+def _moved(before: str, after: str) -> str:
+    """``22 % → 21 %``, which stays on a line."""
+    return f"{before} → {after}".replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _tried(lane: Tried) -> str:
