@@ -1,6 +1,7 @@
 """What a token reads, on the prompt's own words, and the answer replayed: both as the run kept them."""
 
 import re
+from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
@@ -146,6 +147,11 @@ def test_the_code_of_words_and_replay_shows_elsewhere_what_is_shown_here(quick, 
     page.locator("#reading-lane").select_option("1")
     menu = page.locator(f"[data-figure-menu={view}]")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    menu.locator("summary").click()
+    with page.expect_download() as numbers:
+        menu.locator("[data-take=csv]").click()
+    assert numbers.value.suggested_filename == f"{RECORD.id}-{view}.csv"
+    assert f"\r\n{view},".encode() in Path(numbers.value.path()).read_bytes()
     menu.locator("summary").click()
     menu.locator("[data-take=embed]").click()
     page.wait_for_function(

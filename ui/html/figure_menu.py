@@ -47,11 +47,15 @@ def menu_html(figure: str, title: str, lacks: str = "") -> str:
     return _menu(figure, title, buttons)
 
 
-def frame_menu(view: str, title: str, lacks: str = "") -> str:
-    """Of one of ``READ``: its code alone, for the token and the lane that are shown. ``lacks``: as above."""
+def frame_menu(view: str, title: str, lacks: str = "", numbers: bool = True) -> str:
+    """Of one of ``READ``: its numbers, where there are any, and its code, for the token and the lane that are shown.
+    ``lacks``: as above."""
+    files = "".join(
+        f'<button type="button" data-take="{what}" data-read>{name}</button>' for what, name in TAKEN[2:] if numbers
+    )
     code = f'data-take="embed" data-embed="{view}" data-selected data-read aria-live="polite"'
     button = f"<small>{safe(lacks)}</small>" if lacks else f'<button type="button" {code}>Copy embed code</button>'
-    return _menu(view, title, button)
+    return _menu(view, title, files + button)
 
 
 def _menu(name: str, title: str, buttons: str) -> str:

@@ -1,6 +1,7 @@
 """What a selected token reads: the prompt's words by the attention that a lane gains and loses there, and the caches as
 they stood at every step. js/words.js tints the words, js/replay.js moves the steps."""
 
+from kvq_core.analysis.looks import captured_indices
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.html.along_data import as_json
@@ -25,8 +26,9 @@ def reading_html(record: Record, arrays: Arrays, layer: int, head: int, lacks: s
     lanes = scored_lanes(record)
     if not lanes or len(record.reference.token_ids) < 2:
         return '<p class="absent">No lane of this run was scored.</p>'
+    looked = captured_indices(record, layer, head) is not None and "reference/attention_rows" in arrays
     return (
-        f'<div id="reading">{scrubber(record)}{_titled(WORDS, frame_menu("words", WORDS, lacks))}'
+        f'<div id="reading">{scrubber(record)}{_titled(WORDS, frame_menu("words", WORDS, lacks, looked))}'
         f"{words(record, lanes)}{_titled(REPLAY, frame_menu('replay', REPLAY))}"
         f'<p class="muted">{CACHES} {KEYS}</p>{caches(record, lanes)}{laid(record, arrays, layer, head, lanes)}</div>'
     )

@@ -30,7 +30,7 @@ def reading_data(record: Record, arrays: Arrays, layer: int, head: int, lanes: l
         "prompt": len(record.reference.prompt_token_ids),
         "steps": record.capture.attention_steps if place else [],
         "edges": record.capture.position_edges if place else _even(record),
-        "texts": _texts(record, record.capture.position_edges if place else _even(record)),
+        "texts": reading_texts(record, record.capture.position_edges if place else _even(record)),
         "reference": _rows(arrays, "reference", place),
         "lanes": [
             {
@@ -49,7 +49,7 @@ def _even(record: Record) -> list[int]:
     return np.unique(np.linspace(0, tokens, min(tokens, BINS) + 1).astype(int)).tolist()
 
 
-def _texts(record: Record, edges: list[int]) -> list[str]:
+def reading_texts(record: Record, edges: list[int]) -> list[str]:
     """The text of each bin; a character of several tokens stands where it ends."""
     prompt, answer = len(record.reference.prompt_token_ids), record.reference.tokens
     asked = prompt_texts(record, [min(edge, prompt) for edge in edges])

@@ -7,7 +7,8 @@ from ui.html.figure_menu import UNKEPT
 from ui.html.looks import from_memory, look_html, whole_layer
 from ui.html.reading import TINTS, reading_html
 from ui.selection import Selection
-from ui.views.view import Drawing, View, create_page, create_words
+from ui.views.reading_rows import cache_rows, words_rows
+from ui.views.view import Drawing, Lines, View, create_page, create_words
 
 
 def create_attention() -> View:
@@ -25,7 +26,9 @@ def compute(record: Record, arrays: Arrays, at: Selection) -> Drawing:
         "look-words": look_html(record, arrays, at.layer, at.head, missing, own),
         "words-read": reading_html(*(seen or (record, arrays)), at.layer, at.head, UNKEPT if unkept else ""),
     }
-    return Drawing(_said(record, at, steps, scored), html=html)
+    lines = seen or (record, arrays)
+    tables = Lines({"words": lambda: words_rows(*lines, at), "replay": lambda: list(cache_rows(*lines, at))})
+    return Drawing(_said(record, at, steps, scored), html=html, tables=tables)
 
 
 def _said(record: Record, at: Selection, steps: int, scored: int) -> str:

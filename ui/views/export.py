@@ -60,7 +60,7 @@ def view_json(record: Record, at: Selection, name: str, drawn: Drawing) -> str:
         "says": drawn.words,
         "columns": COLUMNS[1:],
         "figures": {title: list(points(figure)) for title, figure in figures_of(drawn)},
-        "tables": drawn.tables,
+        "tables": dict(drawn.tables),
         "absent": {title: said for title, said in drawn.figures.items() if isinstance(said, str)},
     }
     return json.dumps(found, ensure_ascii=False)

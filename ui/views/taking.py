@@ -51,9 +51,11 @@ def wire_export(export: Export, inputs: list[Any], held: ViewValues, services: S
             if view.name != opened:
                 continue
             drawn = view.drawn(record, arrays, at, picked)
-            if figure is not None and figure not in drawn.figures:
-                break
-            drawn = drawn if figure is None else Drawing(drawn.words, {figure: drawn.figures[figure]})
+            if figure is not None:
+                only = drawn.only(figure)
+                if only is None:
+                    break
+                drawn = only
             return [as_text(WRITERS[to](record, at, view.name, drawn)), f"{record.id}-{figure or opened}.{to}"]
         return [gr.skip()] * 2
 

@@ -3,7 +3,7 @@
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -23,6 +23,25 @@ KEPT = 8  # drawings of a view; one takes at most some 400 kB
 ABSENT = '<div class="slot" hidden></div>'
 
 
+class Lines(Mapping[str, Sequence[Sequence[Any]]]):
+    """Tables whose lines are made when somebody takes them."""
+
+    def __init__(self, made: Mapping[str, Callable[[], Sequence[Sequence[Any]]]]):
+        self._made = made
+
+    def __getitem__(self, name: str) -> Sequence[Sequence[Any]]:
+        return self._made[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._made
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
 @dataclass(frozen=True)
 class Drawing:
     """What a view shows: text that is escaped here, figures by the name of their slot (a sentence where the run kept
@@ -35,6 +54,12 @@ class Drawing:
     titles: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, Sequence[Sequence[Any]]] = field(default_factory=dict)
     lacks: Mapping[str, str] = field(default_factory=dict)
+
+    def only(self, name: str) -> "Drawing | None":
+        """One of its figures, or of its tables; None where it has none of that name."""
+        if name in self.figures:
+            return Drawing(self.words, {name: self.figures[name]})
+        return Drawing(self.words, tables={name: self.tables[name]}) if name in self.tables else None
 
 
 @dataclass(frozen=True)
