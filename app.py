@@ -79,12 +79,12 @@ def warm_up(health: Health, store: Store) -> None:
     an object store's client to set itself up."""
     import scipy.stats  # noqa: F401
 
-    from kvq_core.engine.prefill import Prefill
+    from kvq_core.engine.prefill import SharedPrefill
     from kvq_core.models import available_models, load
 
     try:
         model = load(available_models()[0].id)
-        for _ in Prefill(model, [0] * 16).run():
+        for _ in SharedPrefill(model, [0] * 16).run():
             pass
         model.stepping()
     except Exception as error:  # whatever it is, the page is served and /health tells

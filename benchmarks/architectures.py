@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import kvq_core.engine.prefill as prefills
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.rows import Rows
 from kvq_core.errors import ModelError
 from kvq_core.models import LoadedModel, wrap
@@ -209,11 +209,11 @@ def wired(model: LoadedModel) -> tuple[float, float]:
     return max(found) / scale, max(others) / scale
 
 
-def _prefilled(model: LoadedModel, ids: list[int]) -> Prefill:
+def _prefilled(model: LoadedModel, ids: list[int]) -> SharedPrefill:
     """The prompt in chunks of CHUNK."""
     held, prefills.CHUNK = prefills.CHUNK, CHUNK
     try:
-        prefill = Prefill(model, ids)
+        prefill = SharedPrefill(model, ids)
         list(prefill.run())
         return prefill
     finally:

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.by_kernel import NAMES, span
 from benchmarks.by_tuning import profiled, since, tuned
 from benchmarks.measured import HERE, table
-from kvq_core.packed.gpus import SHIPPED, Decoded, Measured
+from kvq_core.packed.gpus import SHIPPED, Decoded, MeasuredGpu
 
 sys.path.append(str(HERE))  # the benchmark's modules name one another so, because it runs without this project
 try:
@@ -79,7 +79,7 @@ def _summary(row: Decoded) -> list[str]:
     return [row.cache, str(row.batch), f"{row.tokens_per_second:.0f}", times, f"{row.peak_gb:.1f}"]
 
 
-def shipped(folder: Path = RESULTS) -> list[Measured]:
+def shipped(folder: Path = RESULTS) -> list[MeasuredGpu]:
     """What the page tells where there is no GPU."""
     return [_measured(found) for found in newest(folder)]
 
@@ -89,18 +89,18 @@ def ship(folder: Path = RESULTS, file: Path = SHIPPED) -> None:
     file.write_text(as_json(shipped(folder)), encoding="utf-8")
 
 
-def as_json(told: list[Measured]) -> str:
+def as_json(told: list[MeasuredGpu]) -> str:
     kept = [device._asdict() | {"rows": [row._asdict() for row in device.rows]} for device in told]
     return json.dumps(kept, indent=1) + "\n"
 
 
-def _measured(found: Results) -> Measured:
+def _measured(found: Results) -> MeasuredGpu:
     facts, counts = found.facts, _counts(found)
     rows = tuple(
         Decoded(cache, batch, round(1e3 * batch / graph["ms"], 4), times and round(times.value, 4), round(peak, 4))
         for cache, batch, graph, _, times, peak in _generated(found)
     )
-    return Measured(
+    return MeasuredGpu(
         facts["device"],
         facts["torch"],
         facts["triton"],

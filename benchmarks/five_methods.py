@@ -20,7 +20,7 @@ import torch
 
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.decode import Decode
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.models import LoadedModel, load
 from kvq_core.pipeline.prompt import render
 from kvq_core.presets import presets
@@ -40,7 +40,7 @@ QAQ_STEP = 1.5  # most that a step with a QAQ lane should take, in steps with a 
 KNOBS = {"squat pre": {"rope": "pre"}, "commvq 1 bit": {"bits": 1}, "commvq 2 bits": {"bits": 2}}
 
 
-def encode_seconds(model: LoadedModel, prefill: Prefill, lanes: Iterable[Lane], repeats: int) -> dict[str, float]:
+def encode_seconds(model: LoadedModel, prefill: SharedPrefill, lanes: Iterable[Lane], repeats: int) -> dict[str, float]:
     """The best of some repeats, a lane at a time: fit and encode the whole prompt in every layer."""
     rope, found = model.rope(len(prefill.ids)), {}
     for lane in lanes:
@@ -53,7 +53,7 @@ def encode_seconds(model: LoadedModel, prefill: Prefill, lanes: Iterable[Lane], 
     return found
 
 
-def step_ms(model: LoadedModel, prefill: Prefill, method: str, steps: int) -> float:
+def step_ms(model: LoadedModel, prefill: SharedPrefill, method: str, steps: int) -> float:
     """Median milliseconds of a decode step with the reference and one forced lane."""
     spec = parse_spec({"prompt": "-", "max_new_tokens": steps + 1, "ignore_eos": True, "lanes": [{"method": method}]})
     decode = Decode(model, prefill, spec, list(spec.lanes))
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "five_methods.json")
     args = parser.parse_args()
     model, spec = load(DEFAULT_MODEL), presets()["long-prompt"].spec
-    prefill = Prefill(model, render(model, spec))
+    prefill = SharedPrefill(model, render(model, spec))
     list(prefill.run())
     lanes = [Lane(label=name, method=name.split()[0], knobs=KNOBS.get(name, {})) for name in ENCODE]
     encode = encode_seconds(model, prefill, lanes, args.repeats)

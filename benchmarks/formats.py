@@ -16,7 +16,7 @@ import torch
 from benchmarks.by_format import is_format
 from benchmarks.five_methods import encode_seconds
 from benchmarks.measured import HERE
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.methods import methods
 from kvq_core.models import load
 from kvq_core.pipeline.prompt import render
@@ -45,7 +45,7 @@ def main() -> None:
     args = parser.parse_args()
     model, spec = load(DEFAULT_MODEL), presets()["long-prompt"].spec
     text = render(model, spec)
-    prefill = Prefill(model, (text + text)[:TOKENS])
+    prefill = SharedPrefill(model, (text + text)[:TOKENS])
     list(prefill.run())
     lanes = [Lane(label=name, method=name) for name, cls in methods().items() if is_format(cls)]
     encode = encode_seconds(model, prefill, lanes, args.repeats)

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.architectures import tiny_of
 from kvq_core.inspection.look import Look
-from kvq_core.inspection.remedies import Measured
+from kvq_core.inspection.remedies import MeasuredRemedy
 from kvq_core.models import LoadedModel, load, second
 from kvq_core.spec import DEFAULT_MODEL, Lane, Stress
 
@@ -46,7 +46,7 @@ def harm(look: Look, layers: Sequence[int]) -> dict[int, float]:
     found: dict[int, float] = {}
     for start in range(0, len(lanes), LANES):
         for name, each in look.measured(lanes[start : start + LANES]).items():
-            assert isinstance(each, Measured), each
+            assert isinstance(each, MeasuredRemedy), each
             found[int(name)] = each.kld
     return found
 

@@ -24,7 +24,7 @@ import torch
 from benchmarks.load_memory import measured_peaks
 from benchmarks.main_job import comparison, generate
 from benchmarks.measured import HERE, figures, keep
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.models import LoadedModel, load
 from kvq_core.models.second import SECOND_MODEL
 from kvq_core.pipeline.assemble import assemble
@@ -145,7 +145,7 @@ class Measuring:
         return {"cpu_s": found, "ratio": of, "chunk": CHUNK}
 
     def _read(self) -> None:
-        for _ in Prefill(self.model.stepping(), self.ids).run():
+        for _ in SharedPrefill(self.model.stepping(), self.ids).run():
             pass
 
     def memory(self) -> dict[str, Any]:

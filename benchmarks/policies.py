@@ -28,11 +28,11 @@ from kvq_core.decision.offered import DeployedLane, deployed_lanes
 from kvq_core.decision.plans import FP16, Candidate, LayerPlan
 from kvq_core.decision.scores import Sensitivity
 from kvq_core.decision.sensitivity import answer_of, identity, losses, losses_of_some, measured
-from kvq_core.decision.verify import WIN, Offer, verification
+from kvq_core.decision.verify import WIN, VerifiedOffer, verification
 from kvq_core.models import LoadedModel, load
 from kvq_core.models.second import SECOND_MODEL
 from kvq_core.spec import DEFAULT_MODEL, MAX_LANES, TENSORS, Lane
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.training.texts import read_texts
 
 CANDIDATES = ("q4_0", "q8_0")
@@ -45,12 +45,12 @@ SPEED_PROMPTS, SPEED_TOKENS = 8, 500
 ASKED = "Explain the following text in your own words: "
 
 
-def texts(model: LoadedModel, count: int, tokens: int) -> list[Prompt]:
+def texts(model: LoadedModel, count: int, tokens: int) -> list[StudyPrompt]:
     """Stretches that lie equally far apart."""
     ids = model.encode("\n\n".join(read_texts(None).documents))
     step = len(ids) // (count + 1)
     cut = (ids[at * step : at * step + tokens] for at in range(1, count + 1))
-    return [Prompt(prompt=ASKED + model.tokenizer.decode(each)) for each in cut]
+    return [StudyPrompt(prompt=ASKED + model.tokenizer.decode(each)) for each in cut]
 
 
 class Case:
@@ -83,7 +83,7 @@ class Case:
     def solve(self) -> None:
         scores = self.scores()
         costs = scores.costs(self.model.shape)
-        offers = {bits: Offer.of(costs, costs.budget(bits), None, self.candidates) for bits in BITS}
+        offers = {bits: VerifiedOffer.of(costs, costs.budget(bits), None, self.candidates) for bits in BITS}
         plans = list({each.plan: each for offer in offers.values() for each in offer.every})
         for prompt in self.unseen:
             self.measure(prompt, plans)
@@ -99,7 +99,7 @@ class Case:
         }
         self.keep()
 
-    def measure(self, prompt: Prompt, plans: Sequence[LayerPlan]) -> None:
+    def measure(self, prompt: StudyPrompt, plans: Sequence[LayerPlan]) -> None:
         """Of an unseen prompt the plans that it lacks."""
         held = self.part["unseen"].setdefault(identity(prompt), {})
         if left := [plan for plan in plans if words(plan) not in held]:
@@ -127,7 +127,7 @@ class Case:
             held[bits] = beside(held[bits], [self._measured(each) for each in some])
         self.keep()
 
-    def _losses(self, prompt: Prompt, some: Sequence[DeployedLane], follow: str) -> dict[str, float | None]:
+    def _losses(self, prompt: StudyPrompt, some: Sequence[DeployedLane], follow: str) -> dict[str, float | None]:
         """By title; None where it cannot be had."""
         got = losses_of_some(self.model, prompt, [each.titled for each in some], follow)
         return {each.title: got.get(each.title) for each in some}

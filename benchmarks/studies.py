@@ -24,7 +24,7 @@ import psutil
 
 from kvq_core.machine.memory import release_memory
 from kvq_core.store.store import Store, open_store
-from kvq_core.studies.cells import Plan, plan
+from kvq_core.studies.cells import CellPlan, plan
 from kvq_core.studies.rows import Row, keep_rows
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.study import run_plan, stored_study
@@ -38,14 +38,14 @@ LANES = [{"method": "kivi"}, {"method": "per_token"}, {"method": "squat"}]
 WORDS = "the river moved and an old bridge stood on dry stones while people crossed by rope in the morning".split()
 
 
-def planned(prompts: int, lanes: list[dict[str, Any]]) -> Plan:
+def planned(prompts: int, lanes: list[dict[str, Any]]) -> CellPlan:
     """Of the bundled model, every prompt another."""
     words = [[WORDS[(at * 7 + n * n) % len(WORDS)] for n in range(PROMPT_WORDS)] for at in range(prompts)]
     rows = [{"id": f"p{at}", "prompt": f"{' '.join(each)} {at}"} for at, each in enumerate(words)]
     return plan(parse_study({"prompts": {"rows": rows}, "lanes": lanes}))
 
 
-def filled(study: Plan, store: Store, scored: int) -> None:
+def filled(study: CellPlan, store: Store, scored: int) -> None:
     """Keep drawn rows of every cell, as a study that is done has them."""
     draw = np.random.default_rng(0)
     keep_rows(store, study.id, (row for cell in study.cells for row in _rows(cell, draw, scored)))

@@ -23,7 +23,7 @@ from benchmarks.measured import keep
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel, load, second
 from kvq_core.spec import DEFAULT_MODEL
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.suites import LEFT_OUT
 from kvq_core.studies.tasks import SUITES, judge, suite
 
@@ -38,14 +38,14 @@ def tokens_a_word(model: LoadedModel) -> float:
     return sum(len(model.encode(text)) for text in texts) / sum(len(text.split()) for text in texts)
 
 
-def prompt_ids(model: LoadedModel, prompt: Prompt) -> list[int]:
+def prompt_ids(model: LoadedModel, prompt: StudyPrompt) -> list[int]:
     """As a comparison renders it. Raises SpecError where the model's chat template has no place for it."""
     if prompt.messages is None:
         return model.render(prompt.prompt, prompt.system, chat=True)
     return [id for turn, _ in model.render_turns(prompt.messages, prompt.tools) for id in turn]
 
 
-def answered(model: LoadedModel, prompts: Sequence[Prompt], new_tokens: int) -> Iterator[str]:
+def answered(model: LoadedModel, prompts: Sequence[StudyPrompt], new_tokens: int) -> Iterator[str]:
     """What ``generate`` of transformers writes in full precision, greedy; prompts are padded on the left."""
     every = [prompt_ids(model, prompt) for prompt in prompts]
     held, pad = model.model.config._attn_implementation, min(model.eos_ids)

@@ -7,18 +7,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from kvq_core.errors import SpecError, did_you_mean, excerpt
+from kvq_core.frozen import Frozen
 from kvq_core.spec import ComparisonSpec, parse_spec
 
 FOLDER = Path(__file__).resolve().parent.parent / "presets"
 
 
-class Preset(BaseModel):
+class Preset(Frozen):
     """One experiment: what it asks, the comparison, and where to look for the answer."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     title: str

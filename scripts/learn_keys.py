@@ -14,7 +14,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
 
-from kvq_core.engine.prefill import Prefill  # noqa: E402
+from kvq_core.engine.prefill import SharedPrefill  # noqa: E402
 from kvq_core.models import load  # noqa: E402
 from kvq_core.spec import DEFAULT_MODEL  # noqa: E402
 
@@ -28,7 +28,7 @@ def keys() -> dict[str, object]:
     """What the file holds: keys (16, head_dim), query (head_dim)."""
     model = load(DEFAULT_MODEL)
     ids = model.encode(TEXT)
-    prefill = Prefill(model, ids)
+    prefill = SharedPrefill(model, ids)
     for _ in prefill.run():
         pass
     group = next(group for group in prefill.groups if LAYER in group.layers)

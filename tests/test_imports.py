@@ -17,19 +17,20 @@ CORE = ROOT / "kvq_core"
 # nothing there that computes, but for the places in which a run is asked for.
 _TABLE = """
     errors:
+    frozen:
     settings: errors
     limits: errors settings
     logs: errors settings
     machine: errors
     divergence: machine
-    record: errors
+    record: errors frozen
     events: record
     codecs: errors kernels
-    codebooks: errors machine settings
-    methods: codebooks codecs errors kernels sizing
+    codebooks: errors frozen machine settings
+    methods: codebooks codecs errors frozen kernels sizing
     complaints: errors
-    spec: complaints errors methods
-    presets: errors spec
+    spec: complaints errors frozen methods
+    presets: errors frozen spec
     links: errors spec
     analysis: errors methods record spec
     models: errors kernels machine methods settings sizing spec
@@ -38,14 +39,14 @@ _TABLE = """
     capture: divergence engine errors machine methods models settings spec
     metrics: divergence engine methods record
     store: errors logs machine record settings
-    sizing: codecs errors
-    pipeline: analysis capture codecs engine errors events logs machine methods metrics models presets record
+    sizing: codecs errors frozen
+    pipeline: analysis capture codecs engine errors events frozen logs machine methods metrics models presets record
         settings spec store
     external: errors events methods models pipeline record spec
-    inspection: analysis capture engine errors machine methods metrics models presets settings sizing spec
-    packed: codecs engine errors events kernels machine methods models pipeline spec
-    claims: capture codebooks codecs divergence engine errors machine methods models pipeline presets record settings
-        spec training
+    inspection: analysis capture engine errors frozen machine methods metrics models presets settings sizing spec
+    packed: codecs engine errors events frozen kernels machine methods models pipeline spec
+    claims: capture codebooks codecs divergence engine errors frozen machine methods models pipeline presets record
+        settings spec training
     studies: analysis complaints errors events links logs machine models pipeline presets record spec store
     decision: analysis errors events machine methods models pipeline record settings sizing spec studies
     advice: analysis complaints decision errors inspection methods models pipeline sizing spec store studies
@@ -54,7 +55,7 @@ _TABLE = """
         pipeline presets record settings sizing spec store studies training
     __main__: cli
     __init__: advice errors inspection methods models packed pipeline record spec studies
-    ui.html: analysis claims events inspection record sizing
+    ui.html: analysis claims events frozen inspection record sizing
     ui.figures: advice analysis record studies ui.html
     ui.selection: record ui.figures ui.html
     ui.words: analysis record studies ui.figures ui.html ui.selection
@@ -64,8 +65,9 @@ _TABLE = """
     ui.form: decision errors links methods models pipeline presets record settings spec training ui.html ui.service
     ui.server: errors events logs models packed pipeline settings spec store ui.export ui.service
     ui.views: analysis errors methods record spec ui.figures ui.form ui.html ui.selection ui.service ui.words
-    ui.panels: analysis claims errors events inspection links logs methods models packed pipeline presets record
-        settings spec store training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
+    ui.panels: analysis claims errors events frozen inspection links logs methods models packed pipeline presets
+        record settings spec store training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views
+        ui.words
     ui.study: errors events limits logs models settings spec store studies ui.figures ui.form ui.html ui.panels
         ui.service ui.views ui.words
     ui.decide: advice analysis decision errors inspection limits links logs models settings sizing spec studies
@@ -250,3 +252,13 @@ def test_only_kernels_are_laid_out_by_hand():
     by_hand = "# fmt: " + "skip"
     trees = [CORE, ROOT / "ui", ROOT / "tests", ROOT / "benchmarks", ROOT / "scripts"]
     assert not [file for tree in trees for file in tree.rglob("*.py") if by_hand in file.read_text(encoding="utf-8")]
+
+
+def test_a_class_has_a_name_of_its_own():
+    """Whoever looks one up finds one."""
+    homes: dict[str, list[str]] = {}
+    for file in MODULES:
+        for node in parse(file).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
+    assert not {name: files for name, files in homes.items() if len(files) > 1}

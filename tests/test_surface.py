@@ -34,7 +34,7 @@ SURFACE = {
         "flags": "str | None",
         "agreement": "float | None",
         "reasons": "tuple[str, ...]",
-        "front": "tuple[kvq_core.advice.report.Candidate, ...]",
+        "front": "tuple[kvq_core.advice.report.LaneCandidate, ...]",
         "worst": "tuple[kvq_core.advice.report.Worst, ...]",
         "warnings": "tuple[str, ...]",
         "untested": "tuple[str, ...]",
@@ -86,8 +86,8 @@ SURFACE = {
         "title": "str",
         "model_hash": "str",
         "dtype": "str",
-        "facts": "kvq_core.inspection.report.Facts",
-        "formats": "tuple[kvq_core.inspection.report.Format, ...]",
+        "facts": "kvq_core.inspection.report.CacheFacts",
+        "formats": "tuple[kvq_core.inspection.report.FormatBytes, ...]",
         "sentence": "str",
         "at_risk_layers": "tuple[int, ...]",
         "reasons": "tuple[kvq_core.inspection.report.Reason, ...]",
@@ -113,7 +113,7 @@ SURFACE = {
         "rotate": "Literal['none', 'hadamard', 'signed'] = 'none'",
         "rotate_block": "int | None = None",
         "prefill": "Union[Literal['full', 'deployed'], kvq_core.spec.prefill.Chunks] = 'full'",
-        "select": "Optional[kvq_core.methods.base.Selection] = None",
+        "select": "Optional[kvq_core.methods.base.KeySelection] = None",
         "rules": "tuple[kvq_core.spec.rule.Rule, ...] | None = None",
     },
     "MethodError": _ERROR,
@@ -142,12 +142,12 @@ SURFACE = {
     "SpecError": _ERROR,
     "StoreError": _ERROR,
     "StudyResult": (
-        "(plan: kvq_core.studies.cells.Plan, rows: list[dict[str, typing.Any]], failed: dict[str, str], "
+        "(plan: kvq_core.studies.cells.CellPlan, rows: list[dict[str, typing.Any]], failed: dict[str, str], "
         "done: int) -> None"
     ),
     "StudySpec": {
         "models": "tuple[str, ...] = ()",
-        "prompts": "kvq_core.studies.sources.Source",
+        "prompts": "kvq_core.studies.sources.PromptSource",
         "comparison": "kvq_core.spec.comparison.ComparisonSpec",
     },
     "add_lane": (
@@ -161,9 +161,9 @@ SURFACE = {
     "compare": f"({_RUN}, owner: str = '') -> collections.abc.Generator[{_EVENT}]",
     "advise": (
         "(*, study: str | kvq_core.studies.result.StudyResult | None = None, model: str | None = None, prompts: "
-        "collections.abc.Sequence[kvq_core.studies.prompts.Prompt] | None = None, memory: str | None = None, cache: "
-        "str | None = None, bits: float | None = None, context: int = 8192, batch: int = 1, tolerance: str | float = "
-        "'close', engine: str | None = None, weights: collections.abc.Sequence[pathlib.Path] = (), store: "
+        "collections.abc.Sequence[kvq_core.studies.prompts.StudyPrompt] | None = None, memory: str | None = None, "
+        "cache: str | None = None, bits: float | None = None, context: int = 8192, batch: int = 1, tolerance: str | "
+        "float = 'close', engine: str | None = None, weights: collections.abc.Sequence[pathlib.Path] = (), store: "
         "kvq_core.store.store.Store | None = None, progress: collections.abc.Callable[[str, int, int], None] | None "
         "= None, workers: int | None = 1) -> kvq_core.advice.report.Advice"
     ),

@@ -12,7 +12,7 @@ from ui.decide.place import DecidePlace, create_decide
 from ui.figures.base import canvas
 from ui.form.draft_panel import VISIT_JS, create_draft, restore_form, wire_draft
 from ui.form.filling import NEXT_FOR_A_LINK, form_of, form_outputs, from_preset, linked_form, looked_at, open_page
-from ui.form.lanes_panel import Lanes, create_lanes, wire_bundle, wire_flags
+from ui.form.lanes_panel import LanesPanel, create_lanes, wire_bundle, wire_flags
 from ui.form.setup_panel import Setup, create_setup, wire_presets
 from ui.form.waiting import filled
 from ui.html.along import along_html
@@ -28,12 +28,12 @@ from ui.panels.first_sight import place_home
 from ui.panels.header import OTHERS, chip, create_header, markup
 from ui.panels.history import History, create_history, create_shared, listed, remember, wire_history
 from ui.panels.instruments import Instruments, create_asked, create_instruments, show_instruments
-from ui.panels.launch import RUN, Launch, create_launch, wire_estimate, wire_run
+from ui.panels.launch import RUN, LaunchPanel, create_launch, wire_estimate, wire_run
 from ui.panels.learn import Learn, at_step, create_learn, place, show_step, show_step_of_run, step_number, wire_learn
 from ui.panels.look import LOOKING, LookPanel, create_look, wire_look
 from ui.panels.measure import MEASURING, create_measure
 from ui.panels.scorecard import Scorecard, create_scorecard, show_scorecard
-from ui.panels.share import Share, create_share, show_share, wire_share
+from ui.panels.share import SharePanel, create_share, show_share, wire_share
 from ui.panels.training import TRAINING, Trainer, create_training, wire_training
 from ui.panels.twin import create_twin, wire_twin
 from ui.panels.versus import Beside, create_versus, wire_versus
@@ -79,9 +79,9 @@ class Page:
     header: gr.HTML
     setup: Setup
     look: LookPanel
-    lanes: Lanes
+    lanes: LanesPanel
     trainer: Trainer
-    launch: Launch
+    launch: LaunchPanel
     draft: gr.Textbox
     differs: tuple[gr.HTML, gr.Textbox]
     instruments: Instruments
@@ -90,7 +90,7 @@ class Page:
     status: gr.HTML
     answer: gr.HTML
     cards: AnswerCards
-    share: Share
+    share: SharePanel
     beside: Beside
     twin: gr.HTML
     score: Scorecard

@@ -14,7 +14,7 @@ from kvq_core.store.store import Store, open_store
 from kvq_core.studies.cells import Progress, plan
 from kvq_core.studies.estimate import workers_here
 from kvq_core.studies.kept import kept_plan
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.result import StudyResult
 from kvq_core.studies.study import stored_study
 
@@ -23,7 +23,7 @@ def advise(
     *,
     study: str | StudyResult | None = None,
     model: str | None = None,
-    prompts: Sequence[Prompt] | None = None,
+    prompts: Sequence[StudyPrompt] | None = None,
     memory: str | None = None,
     cache: str | None = None,
     bits: float | None = None,
@@ -64,7 +64,7 @@ def decide(
     *,
     study: str | StudyResult | None = None,
     model: str | None = None,
-    prompts: Sequence[Prompt] | None = None,
+    prompts: Sequence[StudyPrompt] | None = None,
     weights: Sequence[Path] = (),
     store: Store | None = None,
     progress: Progress | None = None,

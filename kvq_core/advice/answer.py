@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvq_core.advice.asked import Ask
-from kvq_core.advice.choice import Choice, Option, choose
+from kvq_core.advice.choice import AdvisedChoice, Option, choose
 from kvq_core.advice.evidence import Evidence, evidence
-from kvq_core.advice.report import Advice, Candidate, WeightsFile, Worst
+from kvq_core.advice.report import Advice, LaneCandidate, WeightsFile, Worst
 from kvq_core.advice.sentences import Findings, answer_of, helps_of, reasons_of, untested_of
 from kvq_core.methods.deployments import READ_IN
 from kvq_core.sizing.units import size_text
@@ -81,7 +81,7 @@ def advice_of(study: Study, ask: Ask) -> Advice:
     )
 
 
-def _kind(found: Evidence, choice: Choice) -> str:
+def _kind(found: Evidence, choice: AdvisedChoice) -> str:
     """``few`` prompts; ``none`` will do; ``unsure``; or ``one``."""
     if not found.enough:
         return "few"
@@ -90,7 +90,7 @@ def _kind(found: Evidence, choice: Choice) -> str:
     return "one" if choice.sure else "unsure"
 
 
-def _candidates(found: Evidence, options: Sequence[Option]) -> list[Candidate]:
+def _candidates(found: Evidence, options: Sequence[Option]) -> list[LaneCandidate]:
     """Smallest first."""
     holding = found.holding
     means = dict(zip(found.lanes, found.kld.mean(0).tolist(), strict=True))
@@ -106,7 +106,7 @@ def _candidates(found: Evidence, options: Sequence[Option]) -> list[Candidate]:
             for other in options
         )
         made.append(
-            Candidate(
+            LaneCandidate(
                 label=label,
                 bytes=option.nbytes,
                 reserved=option.reserved,
@@ -134,7 +134,7 @@ def _why_not(option: Option, found: Evidence, holds: bool) -> str | None:
     return None if holds else "it loses more than is tolerated"
 
 
-def _separates(study: Study, choice: Choice, found: Evidence) -> str | None:
+def _separates(study: Study, choice: AdvisedChoice, found: Evidence) -> str | None:
     """Bytes of both, and what a paired test says of their losses; without a second lane, what comes nearest."""
     if choice.best is None:
         return None

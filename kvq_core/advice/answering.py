@@ -6,9 +6,9 @@ from pathlib import Path
 from kvq_core.advice.answer import Study
 from kvq_core.advice.decision import Decision, DecisionRequest
 from kvq_core.advice.grounds import Grounds, LaneFit, signs_of
-from kvq_core.advice.options import FP16, Place, model_shape, own_weights, weights_files
+from kvq_core.advice.options import FP16, FitPlace, model_shape, own_weights, weights_files
 from kvq_core.advice.placing import Placed, in_place
-from kvq_core.advice.policy import Policy, Without
+from kvq_core.advice.policy import LayerPolicy, Without
 from kvq_core.decision.fronts import fronts
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.inspection import Inspection
@@ -44,10 +44,10 @@ class Answering:
         """Whether inspection names layers."""
         return self.looked is not None and bool(self.looked.at_risk_layers)
 
-    def decision(self, tried: Policy | Without | None = None) -> Decision:
+    def decision(self, tried: LayerPolicy | Without | None = None) -> Decision:
         """``tried``: the policy of layers, or why there is none, where one was called for. Raises SpecError where the
         study has no run of the model yet."""
-        policy = tried if isinstance(tried, Policy) else None
+        policy = tried if isinstance(tried, LayerPolicy) else None
         title = next(cell.title for cell in self.result.plan.cells if cell.model == self.name)
         rows = self.result.table[self.result.table["model"] == title]
         if not len(rows):
@@ -59,20 +59,22 @@ class Answering:
             model=self.name,
             table=rows if policy is None else policy.beside(rows),
             options=(),
-            fp16=Place(self.shape, self.own, self.ask).option(FP16),
+            fp16=FitPlace(self.shape, self.own, self.ask).option(FP16),
             weights=self.own,
             longest=longest,
             own_context=self.shape.context,
             warnings=tuple(self._warnings(tried.why if isinstance(tried, Without) else "")),
         )
-        places = [Place(self.shape, each, self.ask) for each in self.files]
+        places = [FitPlace(self.shape, each, self.ask) for each in self.files]
         lanes = self.result.plan.spec.comparison.lanes
         placed = in_place(study, lanes if policy is None else [*lanes, *policy.lanes], places, policy)
         return Decision(asked=self.asked, advice=placed.advice, grounds=self._grounds(study, lanes, placed, tried))
 
-    def _grounds(self, study: Study, lanes: Sequence[Lane], placed: Placed, tried: Policy | Without | None) -> Grounds:
+    def _grounds(
+        self, study: Study, lanes: Sequence[Lane], placed: Placed, tried: LayerPolicy | Without | None
+    ) -> Grounds:
         scores = None if tried is None else tried.scores
-        policy = tried if isinstance(tried, Policy) else None
+        policy = tried if isinstance(tried, LayerPolicy) else None
         return Grounds(
             scores_id=scores and scores.id,
             scored=0 if scores is None else len(scores.whole),

@@ -31,7 +31,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Choice:
+class AdvisedChoice:
     """``best``: the answer, None where no lane will do; ``agreement``: the share of resamples of the prompts with the
     same answer, None of too few prompts; ``rival``: what most of the others say, None where they say that none will do,
     or there are no others; ``second``: the answer without the best; ``more``: prompts that would tell best and rival
@@ -48,7 +48,7 @@ class Choice:
         return self.agreement is not None and self.agreement >= CONFIDENCE
 
 
-def choose(found: Evidence, options: Sequence[Option]) -> Choice:
+def choose(found: Evidence, options: Sequence[Option]) -> AdvisedChoice:
     """The smallest lane that fits, that the engine has and that holds on the prompts; of lanes alike in size the one
     that loses least. ``agreement`` counts how often prompts drawn with replacement give the same."""
     by_label = {option.label: option for option in options}
@@ -61,7 +61,7 @@ def choose(found: Evidence, options: Sequence[Option]) -> Choice:
     others[best] &= best < 0
     (second,) = _best(found, np.full((1, count), 1 / count), others, sizes)
     if not found.enough:
-        return Choice(_name(found, best), None, None, _name(found, second), None)
+        return AdvisedChoice(_name(found, best), None, None, _name(found, second), None)
     draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES)
     drawn = _best(found, draws / count, usable, sizes)
     agreement = float((drawn == best).mean())
@@ -70,7 +70,7 @@ def choose(found: Evidence, options: Sequence[Option]) -> Choice:
     rival = int(names[times.argmax()]) if len(rest) else -1
     sure = agreement >= CONFIDENCE
     more = None if sure else _more(found, best, rival, sizes)
-    return Choice(_name(found, best), agreement, _name(found, rival), _name(found, second), more)
+    return AdvisedChoice(_name(found, best), agreement, _name(found, rival), _name(found, second), more)
 
 
 def _best(found: Evidence, weights: Array, usable: Array, sizes: Array) -> Array:

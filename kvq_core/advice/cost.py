@@ -19,7 +19,7 @@ class CacheBytes(NamedTuple):
     reserved: bool  # whether it is what the engine sets aside
 
 
-class Cost:
+class LaneCost:
     """Of a lane on a model's shape, in an engine where one is named."""
 
     def __init__(self, lane: Lane, shape: Shape, engine: str | None):

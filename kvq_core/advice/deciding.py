@@ -7,17 +7,17 @@ from pathlib import Path
 from kvq_core.advice.answering import NOT_LOOKED, Answering
 from kvq_core.advice.asked import engine_of
 from kvq_core.advice.decision import Decision, DecisionRequest
-from kvq_core.advice.policy import Scoring
+from kvq_core.advice.policy import ScoringBudget
 from kvq_core.advice.trying import Trying
-from kvq_core.advice.turns import Here, Turns
+from kvq_core.advice.turns import Here, SharedExecutor
 from kvq_core.errors import KvqError
 from kvq_core.inspection import Inspection
-from kvq_core.inspection.look import Looking, looking
+from kvq_core.inspection.look import InspectionProgress, looking
 from kvq_core.models import LoadedModel, outline
 from kvq_core.spec import bundle_lanes
 from kvq_core.store.store import Store
-from kvq_core.studies.cells import Plan, Progress
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.cells import CellPlan, Progress
+from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.spec import StudySpec, parse_study
 from kvq_core.studies.study import run_plan
 
@@ -36,7 +36,7 @@ def silent(doing: str, done: int, total: int) -> None:
     """Tells nobody."""
 
 
-def study_for(model: str, prompts: Sequence[Prompt], engine: str | None) -> StudySpec:
+def study_for(model: str, prompts: Sequence[StudyPrompt], engine: str | None) -> StudySpec:
     """The study that an answer for an engine rests on. Raises KvqError where the model or the engine is not known."""
     told = outline(model)
     windows = {"sliding": True} if told.shape.windowed else {}  # engines store them so, too
@@ -61,16 +61,16 @@ class Deciding:
     """A decision on the model ``name`` of a study that is planned. ``looks``: whether the model may be looked at;
     ``layers``: whether a policy of layers is tried where the model has layers at risk, or no lane will do."""
 
-    plan: Plan
+    plan: CellPlan
     name: str
     asked: DecisionRequest
     store: Store
     weights: Sequence[Path] = ()
-    turns: Turns = field(default_factory=Here)
+    turns: SharedExecutor = field(default_factory=Here)
     progress: Progress = silent
     looks: bool = True
     layers: bool = True
-    scoring: Scoring = field(default_factory=Scoring)
+    scoring: ScoringBudget = field(default_factory=ScoringBudget)
 
     def decisions(self) -> Iterator[Decision]:
         """The study's answer, then the one with a policy of layers where that was called for. What is computed is kept,
@@ -96,7 +96,7 @@ class Deciding:
 
         def at_once() -> Iterator[Inspection]:
             for event in looking(self.name, self.plan.spec.comparison.revision, remedies=False):
-                if isinstance(event, Looking):
+                if isinstance(event, InspectionProgress):
                     self.progress(event.doing, event.done, event.total)
                 else:
                     yield event

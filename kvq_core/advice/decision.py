@@ -13,7 +13,7 @@ from kvq_core.complaints import first_line
 from kvq_core.errors import SpecError, StoreError, excerpt
 from kvq_core.sizing.fit import memory_of
 from kvq_core.spec import canonical_json
-from kvq_core.spec.frozen import Frozen
+from kvq_core.spec.part import SpecPart
 from kvq_core.store.beside import read_beside, write_beside
 from kvq_core.store.store import Store
 
@@ -21,7 +21,7 @@ VERSION = 1  # raised whenever what is kept changes its form
 _NAME = "decisions/{}.json"
 
 
-class DecisionRequest(Frozen):
+class DecisionRequest(SpecPart):
     """What was asked, in the words it was given in: at most one of ``memory``, ``cache`` and ``bits``."""
 
     memory: str | None = None
@@ -56,7 +56,7 @@ class DecisionRequest(Frozen):
         )
 
 
-class Decision(Frozen):
+class Decision(SpecPart):
     """``asked`` of a study and what came of it."""
 
     version: int = VERSION

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from kvq_core.advice.candidates import CANDIDATES
-from kvq_core.advice.policy import Scoring
+from kvq_core.advice.policy import ScoringBudget
 from kvq_core.decision.sensitivity import POSITIONS
 from kvq_core.models import outline
 from kvq_core.pipeline.estimate import estimate_on
 from kvq_core.spec import Capture
 from kvq_core.store.store import Store
-from kvq_core.studies.cells import Plan
+from kvq_core.studies.cells import CellPlan
 from kvq_core.studies.estimate import StudyEstimate, estimate
 from kvq_core.studies.intervals import FEWEST
 
@@ -42,7 +42,7 @@ class DecisionForecast:
         return f"{runs}{took}.{layers}"
 
 
-def forecast(planned: Plan, store: Store, scoring: Scoring | None) -> DecisionForecast:
+def forecast(planned: CellPlan, store: Store, scoring: ScoringBudget | None) -> DecisionForecast:
     """``scoring`` None: layers are not tried. Raises KvqError where a model or the store cannot be had."""
     told = estimate(planned, store=store)
     scored = planned.prompts[::2]
@@ -54,7 +54,7 @@ def forecast(planned: Plan, store: Store, scoring: Scoring | None) -> DecisionFo
     return DecisionForecast(told, needed * count, None if each is None else each * needed * count)
 
 
-def _pass_seconds(planned: Plan, lanes: int) -> float | None:
+def _pass_seconds(planned: CellPlan, lanes: int) -> float | None:
     """Of a pass of so many lanes, in formats of the study's, over a prompt of middle length, which is read in full
     precision."""
     cell = sorted(planned.cells, key=lambda each: each.tokens)[len(planned.cells) // 2]

@@ -5,10 +5,10 @@ from typing import Any
 from kvq_core.decision.fronts import PolicyFront
 from kvq_core.decision.scores import Score
 from kvq_core.inspection import Inspection
-from kvq_core.spec.frozen import Frozen
+from kvq_core.spec.part import SpecPart
 
 
-class LayerSigns(Frozen):
+class LayerSigns(SpecPart):
     """What is known of a layer's keys before any lane is run, None where it is not: the norm of the key projection's
     bias, the gain of the norm after it, the largest key channel over the median one, and what keys per token at 4 bits
     do to its attention scores, in nats. ``at_risk``: as inspection says."""
@@ -21,7 +21,7 @@ class LayerSigns(Frozen):
     at_risk: bool
 
 
-class Compared(Frozen):
+class Compared(SpecPart):
     """A lane of the policy's comparison: ``what`` is policy, one format (the best of the study's lanes that take no
     more bytes) or ends (first and last two layers in fp16); nats predicted by adding up, None of lanes that are no
     candidate's, and measured on prompts that were not scored; ``bytes`` of the cache that was asked for."""
@@ -34,7 +34,7 @@ class Compared(Frozen):
     measured: float
 
 
-class PolicyGrounds(Frozen):
+class PolicyGrounds(SpecPart):
     """``beats``: whether the policy loses at most half of what the best uniform lane does; ``scored`` prompts made it,
     ``unseen`` ones verified it; ``flags`` of the engine that was named; ``lane`` as rules."""
 
@@ -45,14 +45,14 @@ class PolicyGrounds(Frozen):
     flags: str | None
 
 
-class LaneFit(Frozen):
+class LaneFit(SpecPart):
     """The longest context of a lane in so many GB, beside the weights, at the batch that was asked for."""
 
     label: str
     contexts: dict[int, int | None]
 
 
-class Grounds(Frozen):
+class Grounds(SpecPart):
     """``scores``: of every format, tensor and layer, empty where layers were not scored; ``scores_id`` names them for
     the command. ``inspected``: what inspection says in a sentence, None where it did not look. ``own_context``: the
     model's."""

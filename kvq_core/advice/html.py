@@ -7,7 +7,7 @@ from math import floor, log10
 from kvq_core.advice.grounds import Grounds
 from kvq_core.advice.layers_figure import layers_figure
 from kvq_core.advice.markdown import HEADER, address, cells, sections
-from kvq_core.advice.report import Advice, Candidate
+from kvq_core.advice.report import Advice, LaneCandidate
 from kvq_core.sizing.units import size_text
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 300, 70, 40, 12
@@ -72,7 +72,7 @@ def _whole(page: str | None, decision: str | None) -> str:
     return f'<p><a href="{escape(address(page, f"?decide={decision}"))}">All of it on the page</a></p>'
 
 
-def _table(front: Sequence[Candidate]) -> str:
+def _table(front: Sequence[LaneCandidate]) -> str:
     return _rows(HEADER, [cells(each) for each in front])
 
 
@@ -105,7 +105,7 @@ def _figure(found: Advice) -> str:
 class _Scale:
     """Bytes to the right, KLD up on a logarithmic axis."""
 
-    def __init__(self, shown: Sequence[Candidate]):
+    def __init__(self, shown: Sequence[LaneCandidate]):
         self.most = max(each.bytes for each in shown) * 1.05
         lows = [each.kld_low or each.kld_mean or 0 for each in shown]
         highs = [each.kld_high or each.kld_mean or 0 for each in shown]
@@ -132,7 +132,7 @@ class _Scale:
         ]
         return "".join([*rows, *marks])
 
-    def mark(self, each: Candidate, chosen: bool, names: dict[str, int]) -> Iterator[str]:
+    def mark(self, each: LaneCandidate, chosen: bool, names: dict[str, int]) -> Iterator[str]:
         """Its point and interval, and its name where it is on the front: above and below in turn."""
         x, y = self.x(each.bytes), self.y(each.kld_mean or 0)
         color = "#0b62c4" if chosen else "#5b6470" if each.why_not is None else "#b4bac2"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from kvq_core.advice.grounds import Compared, Grounds
-from kvq_core.advice.report import Advice, Candidate
+from kvq_core.advice.report import Advice, LaneCandidate
 from kvq_core.sizing.units import size_text
 
 COSTLIEST = 6  # layers that are named
@@ -34,7 +34,7 @@ def address(page: str, link: str) -> str:
     return f"{page.rstrip('/')}/{link}"
 
 
-def cells(each: Candidate) -> tuple[str, ...]:
+def cells(each: LaneCandidate) -> tuple[str, ...]:
     """A lane in a table; its name with what marks it."""
     marks = ", policy of layers" if each.policy else ""
     mean = "-" if each.kld_mean is None else f"{each.kld_mean:.3g}"

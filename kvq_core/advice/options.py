@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvq_core.advice.asked import Ask
 from kvq_core.advice.choice import Option
-from kvq_core.advice.cost import Cost
+from kvq_core.advice.cost import LaneCost
 from kvq_core.advice.report import WeightsFile
 from kvq_core.analysis.deploy import of_rules
 from kvq_core.errors import SpecError, excerpt
@@ -22,7 +22,7 @@ FP16 = Lane(label="fp16", method="fp16")
 
 
 @dataclass(frozen=True)
-class Place:
+class FitPlace:
     """Where lanes are to fit: a model's shape and weights, and what was asked."""
 
     shape: Shape
@@ -49,10 +49,10 @@ class Place:
         given = {memory: replace(self.ask, memory=memory * 10**9, cache=None, bits=None) for memory in MEMORIES}
         return {memory: replace(self, ask=ask)._longest(cost, most) for memory, ask in given.items()}
 
-    def _cost(self, lane: Lane) -> Cost:
-        return Cost(lane, self.shape, self.ask.engine if self.ask.engine in engines() else None)
+    def _cost(self, lane: Lane) -> LaneCost:
+        return LaneCost(lane, self.shape, self.ask.engine if self.ask.engine in engines() else None)
 
-    def _longest(self, cost: Cost, most: int) -> int:
+    def _longest(self, cost: LaneCost, most: int) -> int:
         low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2
@@ -60,7 +60,7 @@ class Place:
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
-    def _fits(self, taken: int, cost: Cost) -> bool | None:
+    def _fits(self, taken: int, cost: LaneCost) -> bool | None:
         ask = self.ask
         if ask.memory is not None:
             held = self.weights.bytes

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from kvq_core.advice.answer import Study, advice_of
 from kvq_core.advice.choice import Option
 from kvq_core.advice.evidence import evidence
-from kvq_core.advice.options import FP16, Place
-from kvq_core.advice.policy import Policy
+from kvq_core.advice.options import FP16, FitPlace
+from kvq_core.advice.policy import LayerPolicy
 from kvq_core.advice.report import Advice
 from kvq_core.spec import Lane
 
@@ -17,11 +17,13 @@ class Placed:
     """The advice, and the place and the options that it is of."""
 
     advice: Advice
-    place: Place
+    place: FitPlace
     options: Sequence[Option]
 
 
-def in_place(study: Study, lanes: Sequence[Lane], places: Sequence[Place], policy: Policy | None = None) -> Placed:
+def in_place(
+    study: Study, lanes: Sequence[Lane], places: Sequence[FitPlace], policy: LayerPolicy | None = None
+) -> Placed:
     """The advice with the first weights with which a lane will do, else with the last. Raises SpecError as
     ``advice_of`` does, and where there is no place."""
     for place in places:
@@ -36,7 +38,7 @@ def in_place(study: Study, lanes: Sequence[Lane], places: Sequence[Place], polic
     raise AssertionError("there is a place at least")
 
 
-def _nearest(study: Study, lanes: Sequence[Lane], place: Place) -> int | None:
+def _nearest(study: Study, lanes: Sequence[Lane], place: FitPlace) -> int | None:
     """The longest context at which a lane fits that holds; None where none does, or no memory is to be fitted."""
     if place.ask.memory is None and place.ask.cache is None:
         return None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvq_core.advice.choice import Option
 from kvq_core.advice.grounds import Compared, PolicyGrounds
-from kvq_core.advice.options import Place
+from kvq_core.advice.options import FitPlace
 from kvq_core.decision.plans import Candidate
 from kvq_core.decision.scores import Sensitivity
 from kvq_core.decision.verify import WIN
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Scoring:
+class ScoringBudget:
     """How much scoring of layers may take: lanes ``at_once``, and ``passes`` of so many lanes over a prompt; None: any
     number."""
 
@@ -30,7 +30,7 @@ class Scoring:
 
 
 @dataclass(frozen=True)
-class Policy:
+class LayerPolicy:
     """A lane of layers in different formats and the plainest one beside it, ``ends``; ``offered``: uniform lanes which
     the study has not, of what engines ship, transformed too, that take no more; ``rows`` of all these on the prompts
     that were not scored; ``flags`` of the engine; ``predicted``: nats by label, of lanes of the candidates alone."""
@@ -66,7 +66,7 @@ class Policy:
         done = replace(own, flags=self.flags, refused=why, policy=True)
         return [done if option is own else option for option in options]
 
-    def grounds(self, options: Sequence[Option], rows: "pd.DataFrame", place: Place) -> PolicyGrounds:
+    def grounds(self, options: Sequence[Option], rows: "pd.DataFrame", place: FitPlace) -> PolicyGrounds:
         """It beside the best uniform lane of no more bytes, of the study or offered, and beside the plainest policy."""
         losses = rows.groupby("lane")["kld_mean"].mean()
         own = next(option for option in options if option.label == self.lane.label)

@@ -3,7 +3,7 @@
 import math
 
 from kvq_core.advice.grounds import Grounds, LayerSigns
-from kvq_core.spec.frozen import Frozen
+from kvq_core.spec.part import SpecPart
 
 SIGNS = {
     "score_error": "scores moved by keys at 4 bits",
@@ -14,7 +14,7 @@ SIGNS = {
 FEWEST = 5  # layers that a correlation is told of
 
 
-class Predicts(Frozen):
+class Predicts(SpecPart):
     """Spearman's ``rho`` over layers between a sign and the KLD of keys in a format."""
 
     sign: str

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from kvq_core.spec.frozen import Frozen
+from kvq_core.spec.part import SpecPart
 
 
-class Candidate(Frozen):
+class LaneCandidate(SpecPart):
     """A lane of the study. ``bytes``: of its cache for what was asked, ``reserved`` where they are what the engine sets
     aside; nats with their 95 % interval over prompts, None of fewer than 5; ``holds``: whether its figures are within
     the tolerance; ``front``: no other lane takes no more bytes and loses no more; ``why_not``: why it cannot be the
@@ -25,7 +25,7 @@ class Candidate(Frozen):
     why_not: str | None
 
 
-class Worst(Frozen):
+class Worst(SpecPart):
     """A prompt on which the answer loses most; ``link`` opens its run."""
 
     prompt: str
@@ -34,7 +34,7 @@ class Worst(Frozen):
     link: str
 
 
-class WeightsFile(Frozen):
+class WeightsFile(SpecPart):
     """``bytes``: None where they are not known; ``chosen``: whether it was chosen among several for the memory."""
 
     file: str
@@ -43,7 +43,7 @@ class WeightsFile(Frozen):
     chosen: bool
 
 
-class Advice(Frozen):
+class Advice(SpecPart):
     """The answer and what it rests on. ``kind``: one lane is the answer and prompts drawn anew say so (``sure``); it
     cannot be told from another; none will do; or there are too few prompts. ``lane``: the recommended one as a lane has
     it, None where there is none; ``separates``: what it has over ``runner_up``, whose lane is ``runner_up_lane``;
@@ -61,7 +61,7 @@ class Advice(Frozen):
     flags: str | None
     agreement: float | None
     reasons: tuple[str, ...]
-    front: tuple[Candidate, ...]
+    front: tuple[LaneCandidate, ...]
     worst: tuple[Worst, ...]
     warnings: tuple[str, ...]
     untested: tuple[str, ...]

@@ -7,7 +7,7 @@ from math import floor
 import numpy as np
 
 from kvq_core.advice.asked import Ask
-from kvq_core.advice.choice import Choice, Option
+from kvq_core.advice.choice import AdvisedChoice, Option
 from kvq_core.advice.evidence import Evidence
 from kvq_core.advice.report import WeightsFile
 from kvq_core.analysis.verdict import TIERS
@@ -24,7 +24,7 @@ class Findings:
 
     options: Sequence[Option]
     found: Evidence
-    choice: Choice
+    choice: AdvisedChoice
     ask: Ask
     fp16: Option
     weights: WeightsFile
@@ -75,7 +75,7 @@ def answer_of(told: Findings, kind: str) -> str:
     return f"Cannot tell {asked}{more}; {_agree(choice)}."
 
 
-def _agree(choice: Choice) -> str:
+def _agree(choice: AdvisedChoice) -> str:
     return f"{whole_percent(choice.agreement or 0.0)} of the resamples of the prompts say the same"
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from kvq_core.advice.asked import Ask
 from kvq_core.advice.candidates import candidates_of, plain_formats
-from kvq_core.advice.policy import Policy, Scoring, Without
-from kvq_core.advice.turns import Turns
+from kvq_core.advice.policy import LayerPolicy, ScoringBudget, Without
+from kvq_core.advice.turns import SharedExecutor
 from kvq_core.analysis.verdict import TIERS
 from kvq_core.decision.offered import DeployedLane, deployed_lanes
 from kvq_core.decision.plans import NOT_ALIKE, Candidate, LayerPlan
@@ -25,7 +25,7 @@ from kvq_core.store.store import Store
 from kvq_core.studies.cells import Progress, plan
 from kvq_core.studies.intervals import FEWEST
 from kvq_core.studies.result import StudyResult
-from kvq_core.studies.sources import Source
+from kvq_core.studies.sources import PromptSource
 from kvq_core.studies.study import run_plan
 
 if TYPE_CHECKING:
@@ -45,11 +45,11 @@ class Trying:
     model: LoadedModel
     ask: Ask
     store: Store
-    turns: Turns
+    turns: SharedExecutor
     progress: Progress
-    scoring: Scoring
+    scoring: ScoringBudget
 
-    def found(self) -> Policy | Without | None:
+    def found(self) -> LayerPolicy | Without | None:
         """Why there is none where the prompts are too few, the engine's policies are not known, or none is predicted
         to hold; None where it is wanted no more. Raises KvqError as scoring and studies do."""
         prompts, shape = self.result.plan.prompts, self.model.shape
@@ -102,7 +102,7 @@ class Trying:
             self.progress("Scoring layers", event.done, event.total)
         return None
 
-    def _verified(self, scores: Sensitivity, taken: Sequence[tuple[Candidate, Lane]]) -> Policy | Without | None:
+    def _verified(self, scores: Sensitivity, taken: Sequence[tuple[Candidate, Lane]]) -> LayerPolicy | Without | None:
         """The policy for these scores, run on the prompts between those that were scored."""
         candidates, costs = tuple(candidate for candidate, _ in taken), scores.costs(self.model.shape)
         found = (smallest(costs, self._limit / spare, self._engine, candidates) for spare in SPARE)
@@ -124,7 +124,7 @@ class Trying:
         predicted = {LABEL: chosen.predicted, ENDS_LABEL: plain.predicted}
         for candidate, lane in taken:
             predicted[lane.label] = costs.predicted(LayerPlan.uniform(costs.layers, candidate.name, candidate.name))
-        return Policy(
+        return LayerPolicy(
             lane=lanes[at].model_copy(update={"label": LABEL}),
             ends=ends,
             offered=undominated(titled, rows, others),
@@ -141,7 +141,7 @@ class Trying:
         own = {
             "models": (self.model.id,),
             "comparison": spec.comparison.model_copy(update={"lanes": tuple(lanes)}),
-            "prompts": Source(rows=self.result.plan.prompts[1::2]),
+            "prompts": PromptSource(rows=self.result.plan.prompts[1::2]),
         }
         planned = plan(spec.model_copy(update=own), self.progress)
         done = run_plan(planned, self.store, executor=self.turns, progress=self.progress)

@@ -4,19 +4,19 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from kvq_core.studies.executors import InProcess, Outcome, Processes, Work
+from kvq_core.studies.executors import CellWork, InProcess, Outcome, Processes
 
 T = TypeVar("T")
 
 
-class Turns(Protocol):
+class SharedExecutor(Protocol):
     """An executor of studies' cells that also has other work done."""
 
     @property
     def wanted(self) -> bool:
         """Whether what is computed is still waited for."""
 
-    def run(self, works: Iterable[Work]) -> Generator[Outcome]:
+    def run(self, works: Iterable[CellWork]) -> Generator[Outcome]:
         """As an executor of studies."""
 
     def each(self, work: Iterator[T]) -> Iterator[T]:
@@ -30,7 +30,7 @@ class Here:
     workers: int = 1
     wanted = True
 
-    def run(self, works: Iterable[Work]) -> Generator[Outcome]:
+    def run(self, works: Iterable[CellWork]) -> Generator[Outcome]:
         yield from (InProcess() if self.workers == 1 else Processes(self.workers)).run(works)
 
     def each(self, work: Iterator[T]) -> Iterator[T]:

@@ -28,7 +28,7 @@ Offer = tuple[str, str, str, str, Sequence[Rule]]  # an act's name, what it says
 
 
 @dataclass(frozen=True)
-class Place:
+class LookedPlace:
     """Where one looks: a layer with a query head and its KV head and, where a click said so, key positions
     [start, end) or a channel of the head."""
 
@@ -67,7 +67,7 @@ class Effect:
         return abs(self.gain) > 2 * self.se
 
 
-def acts(record: Record, arrays: Arrays, index: int, place: Place) -> tuple[Act, ...]:
+def acts(record: Record, arrays: Arrays, index: int, place: LookedPlace) -> tuple[Act, ...]:
     """What may help lane ``index`` of a run at a place; nothing for a lane that quantizes nothing, or that this version
     cannot build any more, and nothing where no change could be compared."""
     if not has_steps(record):
@@ -98,7 +98,7 @@ def effect(record: Record, arrays: Arrays, before: int, after: int) -> Effect | 
     return Effect(float(one.mean()), float(other.mean()), float(differs.mean()), se, more, (flips[0], flips[1]))
 
 
-def hottest_span(record: Record, arrays: Arrays, index: int, place: Place) -> tuple[int, int] | None:
+def hottest_span(record: Record, arrays: Arrays, index: int, place: LookedPlace) -> tuple[int, int] | None:
     """The prompt's tokens [start, end) whose scores a lane moves most under the place's head, by its map; None where
     that head's was not kept."""
     info = record.capture
@@ -124,7 +124,7 @@ def widened(span: tuple[int, int], prompt: int) -> tuple[int, int] | None:
     return start, min(prompt, max(end, start + LEAST_SPAN))
 
 
-def _in_layer(record: Record, arrays: Arrays, index: int, lane: Lane, place: Place) -> Iterator[Offer]:
+def _in_layer(record: Record, arrays: Arrays, index: int, lane: Lane, place: LookedPlace) -> Iterator[Offer]:
     """The layer in fp16, at eight bits, or as another method has it."""
     layer, there = place.layer, f"layer {place.layer}"
     covering = [rule for rule in lane.every_rule if rule.layers == "all" or layer in rule.layers]
@@ -142,7 +142,7 @@ def _in_layer(record: Record, arrays: Arrays, index: int, lane: Lane, place: Pla
         yield "layer-other", f"{told} in {there}", less, named, [*(_at_layer(rule, layer) for rule in rules), *own]
 
 
-def _of_tokens(record: Record, arrays: Arrays, index: int, lane: Lane, place: Place) -> Iterator[Offer]:
+def _of_tokens(record: Record, arrays: Arrays, index: int, lane: Lane, place: LookedPlace) -> Iterator[Offer]:
     """Tokens that stay in fp16: those that were clicked or are hurt most, and the first."""
     prompt = len(record.reference.prompt_token_ids)
     clicked = None if place.span is None else widened(place.span, prompt)
@@ -160,7 +160,7 @@ def _of_tokens(record: Record, arrays: Arrays, index: int, lane: Lane, place: Pl
         yield "sinks", f"Keep the first {SINKS} tokens in fp16", why, f"{SINKS} sinks", rules
 
 
-def _of_keys(arrays: Arrays, lane: Lane, place: Place) -> Iterator[Offer]:
+def _of_keys(arrays: Arrays, lane: Lane, place: LookedPlace) -> Iterator[Offer]:
     """Keys without their constant, and with their outlying channels spread."""
     constant = constant_layers(arrays).get(place.layer)
     why = "what its keys have in common takes up their scales"

@@ -12,7 +12,7 @@ PLANNED_TOKENS, PLANNED_BATCH = 32_768, 8  # what memory is planned for, until s
 
 
 @dataclass(frozen=True)
-class Choice:
+class LaneChoice:
     """``tier``: the place in TIERS of the lane's verdict, the lower one where two cannot be told apart; None where too
     few positions were scored for any verdict. ``closer``: the lane with the least mean KLD, where that is another one.
     ``beyond``: lanes whose verdict is the last tier, in the run's order."""
@@ -23,7 +23,7 @@ class Choice:
     beyond: tuple[int, ...]
 
 
-def choose(record: Record, arrays: Arrays) -> Choice | None:
+def choose(record: Record, arrays: Arrays) -> LaneChoice | None:
     """None of a run without a lane that was measured and quantized anything."""
     found = {
         index: lane.metrics.kld_mean
@@ -42,7 +42,7 @@ def choose(record: Record, arrays: Arrays) -> Choice | None:
     if best is not None and best < last:
         lane = min((i for i, tier in judged.items() if tier == best), key=lambda i: (_ratio(record, i), found[i], i))
     beyond = tuple(index for index, tier in judged.items() if tier == last and verdict_is_sure(record, arrays, index))
-    return Choice(lane, best, closest if closest != lane else None, beyond)
+    return LaneChoice(lane, best, closest if closest != lane else None, beyond)
 
 
 def tier_of(word: str) -> int | None:

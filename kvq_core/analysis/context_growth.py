@@ -18,7 +18,7 @@ FP16 = 16.0
 
 
 @dataclass(frozen=True)
-class Share:
+class RuleShare:
     """What one rule quantizes of a tensor: ``bits`` of an element without ``method``'s fixed bytes, which a layer holds
     whatever the context; None where the run quantized nothing of it, so that its width is not known."""
 
@@ -27,7 +27,7 @@ class Share:
     bits: float | None
 
     @classmethod
-    def of(cls, assigned: Assignment, layers: int, memory: Memory, measured: ModelShape) -> "Share":
+    def of(cls, assigned: Assignment, layers: int, memory: Memory, measured: ModelShape) -> "RuleShare":
         """From a finished run's memory on a model of that shape, of which its rule was used in so many ``layers``."""
         stored = memory.by_rule[assigned.number] if memory.by_rule else memory
         a_layer = {name: size / layers for name, size in stored.bytes_by_part.items()}
@@ -57,7 +57,7 @@ class Growth:
     """``shared_bytes`` of model-wide tensors such as codebooks, in no bits but ``shared_bits``."""
 
     lane: Lane
-    shares: tuple[Share, ...]
+    shares: tuple[RuleShare, ...]
     shared_bytes: int
 
     @classmethod
@@ -65,7 +65,7 @@ class Growth:
         """From a finished run's memory on a model of that shape."""
         plan = lane.plan(measured)
         shares = [
-            Share.of(assigned, sum(len(a.layers) for a in plan if a.of_one(assigned)), memory, measured)
+            RuleShare.of(assigned, sum(len(a.layers) for a in plan if a.of_one(assigned)), memory, measured)
             for i, assigned in enumerate(plan)
             if not any(assigned.alike(before) for before in plan[:i])
         ]
@@ -127,7 +127,7 @@ class Growth:
         states = sum(kind.conv + kind.recurrent for kind in shape.kinds)
         return FP16 // 8 * (sum(kind.tokens(tokens) * kind.elements for kind in left) + states)
 
-    def _there(self, shape: ModelShape) -> Iterator[tuple[list[int], Share]]:
+    def _there(self, shape: ModelShape) -> Iterator[tuple[list[int], RuleShare]]:
         """The shares with the layers of a model that they are of; rules are taken to mean the same layers anywhere."""
         plan = self.lane.plan(shape)
         for share in self.shares:

@@ -12,7 +12,7 @@ from kvq_core.spec import TENSORS, Tensor
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineCommand:
     """How an engine is told its cache: ``command`` with {keys} and {values}, or with {both} where it has one format for
     the two. ``plain``: its word for a cache that is not quantized; None: it cannot have that beside a quantized one.
     ``skip``: what comes before the layers that it leaves unquantized; None: all layers are alike. ``mixed``: whether it
@@ -31,13 +31,13 @@ class Engine:
 
 
 ENGINES = {
-    "llama.cpp": Engine("llama-server -m M.gguf -fa on -ctk {keys} -ctv {values}", "f16"),
-    "ik_llama.cpp": Engine("llama-server -m M.gguf -fa on -ctk {keys} -ctv {values}", "f16"),
-    "vLLM": Engine("vllm serve M --kv-cache-dtype {both}", "auto", "--kv-cache-dtype-skip-layers"),
-    "SGLang": Engine("python -m sglang.launch_server --model-path M --kv-cache-dtype {both}", "auto"),
-    "TensorRT-LLM": Engine("trtllm-serve M --kv_cache_dtype {both}", "auto"),
-    "ExLlamaV3": Engine("-cq {keys},{values}", None),
-    "transformers": Engine("model.generate(**inputs, cache_implementation={both})", '"dynamic"', mixed=False),
+    "llama.cpp": EngineCommand("llama-server -m M.gguf -fa on -ctk {keys} -ctv {values}", "f16"),
+    "ik_llama.cpp": EngineCommand("llama-server -m M.gguf -fa on -ctk {keys} -ctv {values}", "f16"),
+    "vLLM": EngineCommand("vllm serve M --kv-cache-dtype {both}", "auto", "--kv-cache-dtype-skip-layers"),
+    "SGLang": EngineCommand("python -m sglang.launch_server --model-path M --kv-cache-dtype {both}", "auto"),
+    "TensorRT-LLM": EngineCommand("trtllm-serve M --kv_cache_dtype {both}", "auto"),
+    "ExLlamaV3": EngineCommand("-cq {keys},{values}", None),
+    "transformers": EngineCommand("model.generate(**inputs, cache_implementation={both})", '"dynamic"', mixed=False),
 }
 _WINDOWS = "sliding_window"  # among the layers that vLLM leaves out: those that attend to a window
 
@@ -111,7 +111,7 @@ def _words(rule: RuleRecord, tensor: Tensor) -> dict[str, str]:
 
 
 def _told(
-    engine: Engine,
+    engine: EngineCommand,
     name: str,
     rules: Sequence[RuleRecord],
     words: Sequence[dict[Tensor, str | None]],
@@ -146,7 +146,7 @@ def leaves_windows(rule: RuleRecord, layers: Sequence[LayerKind]) -> bool:
     return windowed and not rule.sliding and rule.layers == "all" and _quantizes(rule)
 
 
-def _reason(engine: Engine, rule: RuleRecord, layers: Sequence[LayerKind], several: bool) -> str | None:
+def _reason(engine: EngineCommand, rule: RuleRecord, layers: Sequence[LayerKind], several: bool) -> str | None:
     """Why it cannot have a rule, whatever its format; None where it can."""
     if not engine.mixed and _quantizes(rule) and any(layer.kind != "full" or layer.recurrent for layer in layers):
         return "it takes models alone all of whose layers keep all tokens"
@@ -165,7 +165,7 @@ def _reason(engine: Engine, rule: RuleRecord, layers: Sequence[LayerKind], sever
     return None
 
 
-def _skipped(engine: Engine, rule: RuleRecord, layers: Sequence[LayerKind]) -> str:
+def _skipped(engine: EngineCommand, rule: RuleRecord, layers: Sequence[LayerKind]) -> str:
     """The layers that its one rule leaves out."""
     left = [] if rule.layers == "all" else [str(layer) for layer in range(len(layers)) if layer not in rule.layers]
     left += [_WINDOWS] * (engine.skip is not None and leaves_windows(rule, layers))

@@ -10,7 +10,7 @@ FILLED = 0.6  # of the cells; with fewer, lanes are no grid
 
 
 @dataclass(frozen=True)
-class Grid:
+class FormatGrid:
     """``cells[row][column]``: the lane of a key format and a value format, the most bits first; None where the run has
     none."""
 
@@ -19,7 +19,7 @@ class Grid:
     cells: list[list[int | None]]
 
 
-def grid_of(record: Record) -> Grid | None:
+def grid_of(record: Record) -> FormatGrid | None:
     """The grid of a run's lanes; None where they differ in anything else, or leave many cells empty."""
     found: dict[tuple[str, str], int] = {}
     bits: tuple[dict[str, float], dict[str, float]] = {}, {}
@@ -34,7 +34,7 @@ def grid_of(record: Record) -> Grid | None:
     keys, values = (sorted(of, key=lambda name: -of[name]) for of in bits)
     if min(len(keys), len(values)) < 2 or len(found) < FILLED * len(keys) * len(values):
         return None
-    return Grid(keys, values, [[found.get((key, value)) for value in values] for key in keys])
+    return FormatGrid(keys, values, [[found.get((key, value)) for value in values] for key in keys])
 
 
 def _stored(record: Record, index: int, tensor: Tensor) -> str | None:

@@ -15,7 +15,7 @@ _LANE = ("label", "method", "prefill", "select", *LANE_OPTIONS)
 
 
 @dataclass(frozen=True)
-class Pair:
+class LanePair:
     """Lanes that belong together: by label, else because they are the same cache; one of them None where none does."""
 
     one: LaneRecord | None
@@ -30,7 +30,7 @@ class Pair:
 @dataclass(frozen=True)
 class Versus:
     changes: tuple[Change, ...]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[LanePair, ...]
     same_tokens: int  # first tokens of the reference texts that are equal
     same_text: bool
     unfair: tuple[str, ...]  # why figures of the two must not be ranked against each other; empty: they may
@@ -61,7 +61,7 @@ def _under(one: Record, other: Record) -> Iterator[Change]:
         yield Change("results_version", one.results_version, other.results_version)
 
 
-def _of_lane(pair: Pair) -> Iterator[Change]:
+def _of_lane(pair: LanePair) -> Iterator[Change]:
     if pair.one is None or pair.other is None:
         one, other = (lane and (lane.method or lane.title) for lane in (pair.one, pair.other))
         yield Change(f"lane {pair.label}", one, other)
@@ -79,8 +79,8 @@ def _told(lane: LaneRecord) -> dict[str, Any]:
     return {**{name: getattr(lane, name) for name in _LANE}, **lane.knobs}
 
 
-def _pairs(one: Record, other: Record) -> tuple[Pair, ...]:
-    return tuple(Pair(*lanes) for lanes in paired(one.lanes, other.lanes, _cache))
+def _pairs(one: Record, other: Record) -> tuple[LanePair, ...]:
+    return tuple(LanePair(*lanes) for lanes in paired(one.lanes, other.lanes, _cache))
 
 
 def _cache(lane: LaneRecord) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ Measure = Literal["attention", "score"]
 
 
 @dataclass(frozen=True)
-class Places:
+class WorstPlaces:
     """By scored position (positions,): layer and query head with the largest damage, how large it is, and whether that
     is KL of the attention, in nats, which was looked at in some steps, or else the mean |score delta|."""
 
@@ -26,7 +26,7 @@ class Places:
         return "attention" if self.looked[step] else "score"
 
 
-def places(record: Record, arrays: Arrays, index: int) -> Places | None:
+def places(record: Record, arrays: Arrays, index: int) -> WorstPlaces | None:
     """Of one lane; None where the run kept no scores of it. A head that reads little but the first tokens is passed
     over, whatever its scores do, unless all are such."""
     delta = array(arrays, f"lane/{index}/delta_mean")
@@ -41,7 +41,7 @@ def places(record: Record, arrays: Arrays, index: int) -> Places | None:
         there = np.moveaxis(np.where(reads, attention[: len(steps)], -1.0), 0, -1)
         looked[steps] = True
         layer[steps], head[steps], value[steps] = _largest(there)
-    return Places(layer, head, value, looked)
+    return WorstPlaces(layer, head, value, looked)
 
 
 def _reads(arrays: Arrays, shape: tuple[int, ...]) -> np.ndarray:

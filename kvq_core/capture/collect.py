@@ -13,7 +13,7 @@ from kvq_core.capture.attention import AttentionTap, Buckets
 from kvq_core.capture.cache_errors import CacheErrors, ReferenceCache, cache_errors
 from kvq_core.capture.distribution import KeyBasis
 from kvq_core.capture.other_prompts import OtherPrompt, directions_of, other_prompts
-from kvq_core.capture.plan import Plan
+from kvq_core.capture.plan import CapturePlan
 from kvq_core.capture.scores import Extent, ScoreTap
 from kvq_core.capture.spectra import (
     RANKS,
@@ -26,7 +26,7 @@ from kvq_core.capture.spectra import (
 )
 from kvq_core.capture.usage import usage_of
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.prefill import LayerGroup, Prefill
+from kvq_core.engine.prefill import LayerGroup, SharedPrefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.tap import StepScores
 from kvq_core.machine import threads
@@ -45,10 +45,10 @@ class Captures:
         self,
         model: LoadedModel,
         spec: ComparisonSpec,
-        prefill: Prefill,
+        prefill: SharedPrefill,
         rope: Rope,
         extent: Extent,
-        plan: Plan,
+        plan: CapturePlan,
         first: "Captures | None" = None,
     ):
         """``first``: those of the run's first batch, which have what is the prompt's and no lane's."""

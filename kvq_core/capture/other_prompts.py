@@ -9,7 +9,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from kvq_core.capture.spectra import query_directions
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.errors import SpecError
 from kvq_core.machine import files
 from kvq_core.models import LoadedModel
@@ -55,7 +55,7 @@ def directions_of(model: LoadedModel, ids: list[int]) -> Tensor:
     file = settings().home / "subspaces" / digest
     if (kept := files.read_bytes(file)) is not None:
         return load(kept)["directions"]
-    prefill = Prefill(model, ids)
+    prefill = SharedPrefill(model, ids)
     for _ in prefill.run():
         pass
     shape = model.shape

@@ -19,7 +19,7 @@ FEWEST_LAYERS = 4  # with score maps, before attention is looked at less often
 
 
 @dataclass(frozen=True)
-class Plan:
+class CapturePlan:
     """``layers`` and query ``heads`` with score maps and attention rows; ``steps`` attention is looked at, at most;
     ``distributions``: layers with key distributions; ``bytes`` all arrays take at most; ``reduced``: what is kept less
     of than this level of detail keeps of a smaller run, in words."""
@@ -32,7 +32,7 @@ class Plan:
     reduced: tuple[str, ...] = ()
 
 
-def plan_of(model: LoadedModel, spec: ComparisonSpec, prompt: int) -> Plan | None:
+def plan_of(model: LoadedModel, spec: ComparisonSpec, prompt: int) -> CapturePlan | None:
     """The plan of a run on ``prompt`` tokens; None with captures off, of MANY_LANES or more whose captures do not fit,
     and of a model none of whose layers captures look at. Raises SpecError as ``fit_plan`` does, and where layers are
     asked for that captures do not look at."""
@@ -54,7 +54,7 @@ def plan_of(model: LoadedModel, spec: ComparisonSpec, prompt: int) -> Plan | Non
         raise
 
 
-def fit_plan(extent: Extent, kv_heads: int, capture: Capture, usage: int) -> Plan:
+def fit_plan(extent: Extent, kv_heads: int, capture: Capture, usage: int) -> CapturePlan:
     """The most that fits beside ``usage`` bytes of the methods' own: score maps of fewer layers first, then fewer looks
     at attention. Raises SpecError where not even the least fits, or the layers asked for do not.
     """
@@ -83,7 +83,7 @@ def fit_plan(extent: Extent, kv_heads: int, capture: Capture, usage: int) -> Pla
         ("key distributions", "layers", drawn, whole[1]),
     )
     reduced = tuple(f"{what} of {kept} of {all} {unit}" for what, unit, kept, all in found if kept < all)
-    return Plan(layers, heads, steps, _spread(every, drawn), others + len(layers) * a_layer, reduced)
+    return CapturePlan(layers, heads, steps, _spread(every, drawn), others + len(layers) * a_layer, reduced)
 
 
 def _of_prompt(spec: ComparisonSpec, prompt: int) -> int:

@@ -4,7 +4,7 @@ Imports pipeline, training and everything below them; the page sees ``board`` an
 ``measure``.
 """
 
-from kvq_core.claims.criteria import Paper, Setting, paper, papers, setting
+from kvq_core.claims.criteria import ClaimSetting, Paper, paper, papers, setting
 from kvq_core.claims.measure import measure_board, measure_missing
 
-__all__ = ["Paper", "Setting", "measure_board", "measure_missing", "paper", "papers", "setting"]
+__all__ = ["Paper", "ClaimSetting", "measure_board", "measure_missing", "paper", "papers", "setting"]

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AllowInfNan, BaseModel, ConfigDict, ValidationError
+from pydantic import AllowInfNan, ValidationError
 
 from kvq_core.claims.margins import CONFIDENCE, NOISE, interval
 from kvq_core.errors import SpecError, StoreError, abbreviate
+from kvq_core.frozen import Frozen
 from kvq_core.machine import files
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
@@ -22,10 +23,6 @@ NAME = r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)*"
 _CRITERION = re.compile(rf"({NAME}) (<=|>=|<|>) (?:(\d+(?:\.\d+)?) \* )?({NAME}|-?\d+(?:\.\d+)?)")
 Verdict = Literal["holds", "does not hold here", "cannot be tested here"]
 Number = Annotated[float, AllowInfNan(False)]
-
-
-class Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Criterion(Frozen):

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from kvq_core.claims.board import NAME, SHIPPED, Criterion, Frozen
+from kvq_core.claims.board import NAME, SHIPPED, Criterion
 from kvq_core.claims.decoding import Decoding, Lossless
 from kvq_core.claims.distributions import Decay, Tails
 from kvq_core.claims.measures import Lanes, Measure, Numbers, PrintedSizes, StoredSize
@@ -17,6 +17,7 @@ from kvq_core.claims.structure import KeyCodebooks, KeySpectra, OneHead, Persist
 from kvq_core.claims.subspaces import OtherSubspaces
 from kvq_core.claims.texts import Text
 from kvq_core.errors import SpecError, excerpt
+from kvq_core.frozen import Frozen
 from kvq_core.presets import errors_named
 
 SETTING = "setting.toml"
@@ -41,7 +42,7 @@ MEASURES: dict[str, type[Measure]] = {
 _DERIVED = re.compile(rf"({NAME}) ([-/]) ({NAME})")
 
 
-class Rule(Frozen):
+class ClaimRule(Frozen):
     """A claim holds if all its criteria do, for the numbers' means and in ``share[0] / share[1]`` of the texts."""
 
     sentence: str
@@ -49,13 +50,13 @@ class Rule(Frozen):
     fewest_texts: int = Field(ge=3)
 
 
-class Setting(Frozen):
+class ClaimSetting(Frozen):
     """What all claims share: the length of the texts, the texts, the rule."""
 
     prompt_tokens: int = Field(ge=1)
     later_tokens: int = Field(ge=2)
     texts: tuple[str, ...]  # those of claims that name none
-    rule: Rule
+    rule: ClaimRule
     text: dict[str, Text]
 
     @property
@@ -131,9 +132,9 @@ class Paper(Frozen):
 
 
 @cache
-def setting() -> Setting:
+def setting() -> ClaimSetting:
     """Raises SpecError where the file says something impossible."""
-    return _read(SHIPPED / SETTING, Setting)
+    return _read(SHIPPED / SETTING, ClaimSetting)
 
 
 @cache

@@ -4,21 +4,20 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from kvq_core.claims.sample import Sample
 from kvq_core.claims.texts import Text
 from kvq_core.codecs.stream import Stream
 from kvq_core.errors import MethodError
+from kvq_core.frozen import Frozen
 from kvq_core.methods import Prompt, Window
 from kvq_core.spec import Lane
 
 
-class ClaimLane(BaseModel):
+class ClaimLane(Frozen):
     """A lane of a claim, as its data says it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     method: str
     knobs: dict[str, Any] = Field(default_factory=dict)

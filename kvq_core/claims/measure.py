@@ -11,7 +11,7 @@ from importlib.metadata import version
 import torch
 
 from kvq_core.claims.board import Board, ClaimResult, Go, TextInfo, TextResult
-from kvq_core.claims.criteria import Claim, Paper, Setting
+from kvq_core.claims.criteria import Claim, ClaimSetting, Paper
 from kvq_core.claims.measures import Context, Numbers
 from kvq_core.claims.sample import Sample, capture
 from kvq_core.claims.texts import token_ids
@@ -33,7 +33,7 @@ class _Found:
 
 
 def measure_board(
-    model: LoadedModel, papers: Sequence[Paper], setting: Setting, progress: Progress = lambda *_: None
+    model: LoadedModel, papers: Sequence[Paper], setting: ClaimSetting, progress: Progress = lambda *_: None
 ) -> Board:
     """Measure the papers' claims on a model. What cannot be measured is a verdict with its reason, not an error."""
     began, context = time.perf_counter(), Context(model)
@@ -78,7 +78,7 @@ def measure_missing(
     model: LoadedModel,
     known: Board,
     papers: Sequence[Paper],
-    setting: Setting,
+    setting: ClaimSetting,
     progress: Progress = lambda *_: None,
     keep: Callable[[Board], None] = lambda _: None,
 ) -> Board:
@@ -145,7 +145,7 @@ def _in_order(known: Board, found: Sequence[Board], papers: Sequence[Paper]) -> 
     return tuple(claim for claims in by_paper.values() for claim in claims)
 
 
-def _same_circumstances(known: Board, model: LoadedModel, setting: Setting) -> bool:
+def _same_circumstances(known: Board, model: LoadedModel, setting: ClaimSetting) -> bool:
     now = (model.weights_hash, setting.rule.sentence, setting.prompt_tokens, setting.later_tokens)
     return (known.weights_hash, known.rule, known.prompt_tokens, known.later_tokens) == now
 
@@ -155,7 +155,7 @@ def _is_known(claim: Claim, result: ClaimResult | None) -> bool:
     return result is not None and bool(result.numbers) and (result.setting, result.criterion) == asked
 
 
-def judge(paper: Paper, claim: Claim, by_text: dict[str, Numbers], reason: str, setting: Setting) -> ClaimResult:
+def judge(paper: Paper, claim: Claim, by_text: dict[str, Numbers], reason: str, setting: ClaimSetting) -> ClaimResult:
     """The result of a claim from the numbers of its texts, or from the reason why there are none."""
     numbers = {} if reason else {t: claim.reported(n) for t, n in _with_baseline(claim, by_text).items()}
     word, why = (
@@ -186,7 +186,7 @@ def _with_baseline(claim: Claim, by_text: dict[str, Numbers]) -> dict[str, Numbe
     return {name: {**numbers, **means} for name, numbers in by_text.items() if name not in claim.baseline_texts}
 
 
-def _texts(found: Iterable[_Found], setting: Setting) -> list[str]:
+def _texts(found: Iterable[_Found], setting: ClaimSetting) -> list[str]:
     """Texts some claim needs, in the setting's order; claims that need none are measured here."""
     wanted = set()
     for each in found:
@@ -198,13 +198,13 @@ def _texts(found: Iterable[_Found], setting: Setting) -> list[str]:
     return [name for name in setting.text if name in wanted]
 
 
-def _wanted(claim: Claim, setting: Setting) -> tuple[str, ...]:
+def _wanted(claim: Claim, setting: ClaimSetting) -> tuple[str, ...]:
     if claim.measurement().cases() is not None:
         return ()
     return (*claim.baseline_texts, *(claim.texts or setting.texts))
 
 
-def _sample(model: LoadedModel, name: str, setting: Setting) -> tuple[Sample, TextInfo]:
+def _sample(model: LoadedModel, name: str, setting: ClaimSetting) -> tuple[Sample, TextInfo]:
     if model.shape.context < setting.tokens:
         raise MethodError(f"{model.title} takes {model.shape.context} tokens; the claims' texts have {setting.tokens}.")
     ids, source = token_ids(model, setting.text[name], setting.tokens)
@@ -221,7 +221,7 @@ def _measure(found: _Found, context: Context, sample: Sample) -> None:
         found.reason = str(error)
 
 
-def _stop(found: Iterable[_Found], text: str, setting: Setting, reason: str) -> None:
+def _stop(found: Iterable[_Found], text: str, setting: ClaimSetting, reason: str) -> None:
     for each in found:
         if text in _wanted(each.claim, setting) and not each.reason:
             each.reason = reason

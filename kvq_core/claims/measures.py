@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, cast
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from kvq_core.claims.errors import METRICS, predictions
 from kvq_core.claims.lanes import ClaimLane, ReadBack, read_back
 from kvq_core.claims.sample import Sample, capture
 from kvq_core.claims.texts import Text, token_ids
+from kvq_core.frozen import Frozen
 from kvq_core.models import LoadedModel
 
 Numbers = dict[str, float]
@@ -63,10 +64,8 @@ class Context:
 PREDICTED = ("kld", "ppl_ratio")  # one forward pass gives both
 
 
-class Measure(BaseModel):
+class Measure(Frozen):
     """A measurement and its settings. ``names`` are the numbers it gives, for every text the same."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     @property
     @abstractmethod
@@ -135,10 +134,8 @@ def size_mb(tokens: int, elements: float, kept: int, bits: float) -> float:
     return elements * (16 * kept + bits * (tokens - kept)) / 8e6
 
 
-class Width(BaseModel):
+class Width(Frozen):
     """Bits of an element in groups: codes, and scale, zero-point and mask shared by a group."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     code_bits: float
     group_size: int
@@ -170,10 +167,8 @@ class StoredSize(Measure):
         }
 
 
-class PrintedSize(BaseModel):
+class PrintedSize(Frozen):
     """One column of a paper's table of sizes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     layers: int

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.methods.base import query_gram
 from kvq_core.models import LoadedModel
 from kvq_core.models.rope import Rope
@@ -69,7 +69,7 @@ def capture(
     model: LoadedModel, name: str, ids: list[int], prompt: int, progress: Callable[[], None] = lambda: None
 ) -> Sample:
     """Run a text through the model and keep its keys, values and queries, in layer order on one device."""
-    prefill = Prefill(model, ids)
+    prefill = SharedPrefill(model, ids)
     for _ in prefill.run():
         progress()
     device = prefill.groups[0].device

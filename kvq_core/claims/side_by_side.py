@@ -14,7 +14,7 @@ JUDGED = ("holds", "does not hold here")
 
 
 @dataclass(frozen=True)
-class Row:
+class ClaimRow:
     """One claim on every model: ``claim`` as the first board tells it that has it, ``results`` by board.
 
     A result is None where a board lacks the claim or judged it by another criterion: its verdict is one on another
@@ -43,7 +43,7 @@ class Row:
         return any(found is not None and found.verdict in JUDGED and within_noise(found) for found in self.results)
 
 
-def joined(boards: Sequence[Board]) -> tuple[Row, ...]:
+def joined(boards: Sequence[Board]) -> tuple[ClaimRow, ...]:
     """A row a claim that any board has, papers and their claims in the order in which the boards bring them."""
     firsts: dict[str, ClaimResult] = {}
     for board in boards:
@@ -52,7 +52,7 @@ def joined(boards: Sequence[Board]) -> tuple[Row, ...]:
     papers = list(dict.fromkeys(claim.paper for claim in firsts.values()))
     ordered = sorted(firsts.values(), key=lambda claim: papers.index(claim.paper))
     by_id = [{claim.id: claim for claim in board.claims} for board in boards]
-    return tuple(Row(claim, tuple(_same(claim, known.get(claim.id)) for known in by_id)) for claim in ordered)
+    return tuple(ClaimRow(claim, tuple(_same(claim, known.get(claim.id)) for known in by_id)) for claim in ordered)
 
 
 def _same(claim: ClaimResult, found: ClaimResult | None) -> ClaimResult | None:

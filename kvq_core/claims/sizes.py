@@ -2,13 +2,13 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from kvq_core.claims.measures import Context, Measure, Numbers
 from kvq_core.claims.sample import Sample
 from kvq_core.codebooks.files import Kind
 from kvq_core.codebooks.lookup import CodebookNeed, require
+from kvq_core.frozen import Frozen
 from kvq_core.methods.base import ModelShape
 
 MIB = 1 << 20  # the paper's MB of codebooks
@@ -31,10 +31,8 @@ class _Cases(Measure):
         raise AssertionError("sizes are printed, not measured")
 
 
-class PrintedCodebook(BaseModel):
+class PrintedCodebook(Frozen):
     """A cell of a paper's table of codebook sizes: ``digits`` of a value codebook, or ``levels`` and ``stages``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     digits: int = 0
@@ -96,11 +94,9 @@ class CodebookFiles(Measure):
         return require(self._need(kind), ref.id, ref.weights_hash, layers, shape.kv_heads, shape.head_dim).tensors()
 
 
-class PrintedMemory(BaseModel):
+class PrintedMemory(Frozen):
     """What a paper says of the memory (GB of 10^9 bytes) of one decoding: that it ``is`` printed_gb, lies ``above`` it
     (out of memory), or ``below`` it (it ran)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     tokens: int

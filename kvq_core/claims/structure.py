@@ -6,7 +6,6 @@ from math import ceil
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from kvq_core.capture.attention import last_attention
@@ -16,6 +15,7 @@ from kvq_core.claims.measures import Context, Measure, Numbers
 from kvq_core.claims.sample import Sample
 from kvq_core.claims.texts import Text, token_ids
 from kvq_core.errors import MethodError
+from kvq_core.frozen import Frozen
 from kvq_core.methods.base import query_gram, stack_queries
 from kvq_core.training.collect import collect
 from kvq_core.training.em import EmSettings, train_stage
@@ -172,10 +172,8 @@ def prompt_attention(sample: Sample, layer: int, window: int) -> Tensor:
     return last_attention(queries, keys, how)
 
 
-class GroupSize(BaseModel):
+class GroupSize(Frozen):
     """``pairs`` of channels that share a code of ``levels`` squared centres a stage."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     pairs: int
     levels: int

@@ -13,7 +13,7 @@ from kvq_core.claims.board import (
     texts_share,
     within_noise,
 )
-from kvq_core.claims.side_by_side import FLIPS, NOT_MEASURED, Row, counted, joined, short_title
+from kvq_core.claims.side_by_side import FLIPS, NOT_MEASURED, ClaimRow, counted, joined, short_title
 
 
 def plain_table(boards: Sequence[Board]) -> str:
@@ -33,7 +33,7 @@ def plain_table(boards: Sequence[Board]) -> str:
     return "\n".join(lines)
 
 
-def _plain_head(row: Row) -> str:
+def _plain_head(row: ClaimRow) -> str:
     if len(row.results) == 1:
         return f"{_plain_verdict(row.results[0])}  {row.claim.sentence}"
     return (f"{FLIPS.upper()}  " if row.flips else "") + row.claim.sentence
@@ -89,7 +89,7 @@ def markdown_rows(rows: Sequence[Sequence[str]]) -> list[str]:
     return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: ClaimRow) -> list[str]:
     claim = row.claim
     quote = f"“{claim.quote}” *{claim.quoted_from}*" if claim.quote else ""
     less = f"<br>*Less than the paper says:* {claim.less}" if claim.less else ""
@@ -97,7 +97,7 @@ def _cells(row: Row) -> list[str]:
     return [claim.paper, quote, tested, *map(_measured, row.results)]
 
 
-def _mark(row: Row) -> str:
+def _mark(row: ClaimRow) -> str:
     return f" **{FLIPS.capitalize()}.**" if row.flips else ""
 
 

@@ -7,10 +7,11 @@ import uuid
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from kvq_core.codebooks.files import CodebookInfo, codebooks
 from kvq_core.errors import SpecError
+from kvq_core.frozen import Frozen
 from kvq_core.models import LoadedModel
 from kvq_core.presets import preset
 from kvq_core.training.texts import BUILT_IN, SEQUENCE, read_texts
@@ -19,13 +20,11 @@ PAIRS, PROBLEMS = 40, 40  # of a made text: more than 640 tokens of any tokenize
 _KEPT: dict[str, list[int]] = {}
 
 
-class Text(BaseModel):
+class Text(Frozen):
     """Where a text comes from: ``topics`` starts at a share of the help topics' tokens, ``preset`` is a preset's
     prompt under the chat template, ``module`` the source of a standard library module; ``uuids`` (random keys and
     values, as InfiniteBench's KV retrieval has them) and ``mathematics`` (word problems solved step by step, in the
     manner of GSM8K) are made from ``seed``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["topics", "preset", "module", "uuids", "mathematics"]
     start: float = Field(0.0, ge=0, lt=1)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvq_core.claims.board import Criterion, Spread, Verdict
-from kvq_core.claims.criteria import Rule
+from kvq_core.claims.criteria import ClaimRule
 from kvq_core.claims.measures import Numbers
 
 
@@ -20,7 +20,7 @@ def satisfies(criteria: Sequence[Criterion], numbers: Numbers) -> bool:
     return all(criterion.holds(numbers) for criterion in criteria)
 
 
-def verdict(criteria: Sequence[Criterion], texts: Sequence[Numbers], rule: Rule) -> tuple[Verdict, str]:
+def verdict(criteria: Sequence[Criterion], texts: Sequence[Numbers], rule: ClaimRule) -> tuple[Verdict, str]:
     """The verdict and, where there is none, the reason: all criteria for the means and in enough of the texts."""
     if len(texts) < rule.fewest_texts:
         return "cannot be tested here", f"{len(texts)} texts were measured; the rule asks for {rule.fewest_texts}."

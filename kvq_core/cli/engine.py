@@ -14,7 +14,7 @@ from kvq_core.cli.output import as_json, columns
 from kvq_core.errors import SpecError
 
 if TYPE_CHECKING:
-    from kvq_core.external.engine_runs import Measured
+    from kvq_core.external.engine_runs import EngineDamage
     from kvq_core.external.perplexity_log import LoggedRun
     from kvq_core.models import LoadedModel
 
@@ -69,7 +69,7 @@ def engine(arguments: argparse.Namespace) -> None:
     if any(given) != all(given) or not (any(given) or arguments.log):
         raise SpecError("Give --gguf, --types and --prompts together, or logs with --log.")
     logs = [read_log(file) for file in arguments.log]
-    measured: list[Measured] = []
+    measured: list[EngineDamage] = []
     if any(given):
         arguments.quiet()
         with redirect_stdout(sys.stderr):
@@ -80,7 +80,7 @@ def engine(arguments: argparse.Namespace) -> None:
         print(table(measured, logs))
 
 
-def _measured(arguments: argparse.Namespace) -> list["Measured"]:
+def _measured(arguments: argparse.Namespace) -> list["EngineDamage"]:
     from kvq_core.external.engine_runs import measure, read_prompts
     from kvq_core.external.llama_cpp import EVERY, Types
 
@@ -110,7 +110,7 @@ def _converted(file: Path) -> "LoadedModel":
     return load(str(file))
 
 
-def table(measured: list["Measured"], logs: list["LoggedRun"]) -> str:
+def table(measured: list["EngineDamage"], logs: list["LoggedRun"]) -> str:
     """Pairs of types as rows, the reference and the floor first, then logs."""
     rows: list[tuple[str, ...]] = [COLUMNS]
     for at, one in enumerate(measured):
@@ -144,7 +144,7 @@ def table(measured: list["Measured"], logs: list["LoggedRun"]) -> str:
     return "\n".join([*columns(rows), *_below(measured), *_texts(measured)])
 
 
-def _texts(measured: list["Measured"]) -> Iterator[str]:
+def _texts(measured: list["EngineDamage"]) -> Iterator[str]:
     """What the engine answered of itself, and what it says otherwise under which types; simulations answer nothing."""
     own = [one for one in measured if one.texts]
     for at, text in enumerate(own[0].texts if own else []):
@@ -160,7 +160,7 @@ def _texts(measured: list["Measured"]) -> Iterator[str]:
             yield f"  {one.types}: {said}"
 
 
-def _below(measured: list["Measured"]) -> list[str]:
+def _below(measured: list["EngineDamage"]) -> list[str]:
     """What the figures are against, and what simulated ones lack."""
     said = []
     if measured:
@@ -178,7 +178,7 @@ def _below(measured: list["Measured"]) -> list[str]:
     return said
 
 
-def _numbers(one: "Measured") -> dict[str, float]:
+def _numbers(one: "EngineDamage") -> dict[str, float]:
     import numpy as np
 
     return {
@@ -190,12 +190,12 @@ def _numbers(one: "Measured") -> dict[str, float]:
     }
 
 
-def _data(arguments: argparse.Namespace, measured: list["Measured"], logs: list["LoggedRun"]) -> dict[str, Any]:
+def _data(arguments: argparse.Namespace, measured: list["EngineDamage"], logs: list["LoggedRun"]) -> dict[str, Any]:
     from dataclasses import asdict
 
     from kvq_core.external.llama_cpp import version
 
-    def told(one: "Measured") -> dict[str, Any]:
+    def told(one: "EngineDamage") -> dict[str, Any]:
         return {
             "types": str(one.types),
             "flags": one.types.flags,

@@ -13,7 +13,7 @@ from kvq_core.cli.output import as_json, columns
 from kvq_core.errors import ModelError
 
 if TYPE_CHECKING:
-    from kvq_core.inspection.report import Facts, Inspection, LayerFacts, LayerFigures
+    from kvq_core.inspection.report import CacheFacts, Inspection, LayerFacts, LayerFigures
     from kvq_core.sizing.fit import Fit, FitRequest
 
 EXAMPLES = (
@@ -104,7 +104,7 @@ def describe(found: "Inspection") -> str:
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
-def facts_lines(facts: "Facts") -> list[str]:
+def facts_lines(facts: "CacheFacts") -> list[str]:
     """What weights and configuration say, in two lines, and a third where layers differ."""
     from kvq_core.inspection.report import spans
 

@@ -14,9 +14,9 @@ from kvq_core.errors import SpecError
 if TYPE_CHECKING:
     from kvq_core.decision.scores import Score
     from kvq_core.decision.sensitivity import Scored
-    from kvq_core.decision.verify import Measured, Policy
+    from kvq_core.decision.verify import MeasuredLane, MeasuredPolicy
     from kvq_core.models import LoadedModel
-    from kvq_core.studies.prompts import Prompt
+    from kvq_core.studies.prompts import StudyPrompt
 
 Result = TypeVar("Result")
 EXAMPLES = (
@@ -134,11 +134,11 @@ def _front(arguments: argparse.Namespace) -> None:
         print("\n".join([*columns(rows), ""]))
 
 
-def read_prompts(file: Path) -> "list[Prompt]":
+def read_prompts(file: Path) -> "list[StudyPrompt]":
     """The prompts of a file, as a study reads it. Raises SpecError."""
-    from kvq_core.studies.sources import Source
+    from kvq_core.studies.sources import PromptSource
 
-    return list(Source(file=str(file)).read()[0])
+    return list(PromptSource(file=str(file)).read()[0])
 
 
 def _loaded(id: str, bar: Bar) -> "LoadedModel":
@@ -168,8 +168,8 @@ def _described(id: str, prompts: int, found: "list[Score]") -> str:
     return "\n".join([f"Scores {id}, over {prompts} prompts; the costliest first.", "", *columns(rows)])
 
 
-def _answered(found: "Policy") -> str:
-    def row(name: str, told: "Measured") -> tuple[str, ...]:
+def _answered(found: "MeasuredPolicy") -> str:
+    def row(name: str, told: "MeasuredLane") -> tuple[str, ...]:
         predicted = "-" if told.predicted is None else f"{told.predicted:.3g}"
         return name, f"{told.bytes:,}", predicted, f"{told.measured:.3g}"
 

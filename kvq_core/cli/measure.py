@@ -95,10 +95,10 @@ def table(measured: list["LaneMeasurement"], left_out: dict[str, str]) -> str:
 def _request(arguments: argparse.Namespace) -> Any:
     from pydantic import ValidationError
 
-    from kvq_core.packed import Request
+    from kvq_core.packed import MeasureRequest
 
     try:
-        return Request(
+        return MeasureRequest(
             tokens=arguments.tokens,
             new_tokens=arguments.new_tokens,
             batch=arguments.batch,

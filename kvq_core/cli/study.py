@@ -15,7 +15,7 @@ from kvq_core.cli.output import as_json
 from kvq_core.errors import PATH, SpecError, abbreviate, excerpt
 
 if TYPE_CHECKING:
-    from kvq_core.studies.cells import Plan
+    from kvq_core.studies.cells import CellPlan
     from kvq_core.studies.executors import Executor
     from kvq_core.studies.spec import StudySpec
 
@@ -73,7 +73,7 @@ def study(arguments: argparse.Namespace) -> int:
         raise SpecError("--workers and --ray are both given; workers are of this machine, Ray has its own.")
     spec = _spec(str(arguments.spec))
     check_out(arguments.out, ".parquet")
-    with redirect_stdout(sys.stderr), Progress() as progress:
+    with redirect_stdout(sys.stderr), StudyBar() as progress:
         planned = plan(spec, progress)
         if not arguments.dry_run:
             progress.went_on = lambda: went_on(planned)
@@ -132,7 +132,7 @@ def _executor(arguments: argparse.Namespace) -> "Executor | None":
     return RayActors(arguments.ray)
 
 
-def went_on(planned: "Plan") -> str:
+def went_on(planned: "CellPlan") -> str:
     """What is told on Ctrl-C."""
     from kvq_core.store.beside import present_in
     from kvq_core.store.store import open_store
@@ -143,7 +143,7 @@ def went_on(planned: "Plan") -> str:
     )
 
 
-class Progress:
+class StudyBar:
     """A bar with the time left; where stderr is no terminal, a line now and then. Says on Ctrl-C what is kept."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class Progress:
         self.went_on: Callable[[], str] | None = None
         self.doing, self.began, self.first, self.told = "", 0.0, 0, 0.0
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "StudyBar":
         self.bar.__enter__()
         return self
 

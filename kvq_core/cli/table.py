@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvq_core.cli.output import as_json
-from kvq_core.cli.study import PAGE, WORKERS, Progress, check_out, count, went_on, write_out
+from kvq_core.cli.study import PAGE, WORKERS, StudyBar, check_out, count, went_on, write_out
 from kvq_core.errors import SpecError
 
 if TYPE_CHECKING:
-    from kvq_core.studies.cells import Plan
+    from kvq_core.studies.cells import CellPlan
     from kvq_core.studies.result import StudyResult
     from kvq_core.studies.table import Checked
 
@@ -50,7 +50,7 @@ def table(arguments: argparse.Namespace) -> int:
     check_out(arguments.out, ".md")
     check_out(arguments.picture, ".svg")
     spec = table_spec(arguments.quick, arguments.model)
-    with redirect_stdout(sys.stderr), Progress() as progress:
+    with redirect_stdout(sys.stderr), StudyBar() as progress:
         planned = plan(spec, progress)
         found = _checked(planned, arguments.check, progress) if arguments.check else []
         if not arguments.check:
@@ -68,7 +68,7 @@ def table(arguments: argparse.Namespace) -> int:
     return int(bool(result.failed))
 
 
-def _result(planned: "Plan", arguments: argparse.Namespace, progress: Progress) -> "StudyResult":
+def _result(planned: "CellPlan", arguments: argparse.Namespace, progress: StudyBar) -> "StudyResult":
     from kvq_core.studies.estimate import workers_here
     from kvq_core.studies.study import run_plan, stored_study
 
@@ -85,7 +85,7 @@ def _picture(result: "StudyResult") -> str:
     return picture(summary["lanes"], f"Mean KLD in nats with 95 % intervals, {cells['done']} of {cells['total']} cells")
 
 
-def _checked(planned: "Plan", url: str, progress: Progress) -> "list[Checked]":
+def _checked(planned: "CellPlan", url: str, progress: StudyBar) -> "list[Checked]":
     from kvq_core.store.store import open_store
     from kvq_core.studies.table import checked, chosen
 

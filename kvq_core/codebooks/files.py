@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from kvq_core.errors import KvqError, StoreError, excerpt
+from kvq_core.frozen import Frozen
 from kvq_core.machine import files
 from kvq_core.settings import settings
 
@@ -32,12 +33,10 @@ Kind = Literal["keys", "values", "rotations", "ranges"]
 Target = Literal["qqt", "ktk"]  # of rotations
 
 
-class CodebookInfo(BaseModel):
+class CodebookInfo(Frozen):
     """Everything a reader should know before trusting a codebook. Errors are ||x - x'||^2 / ||x||^2 over all tokens;
     of rotations those of keys and of values at 2 bits, clipped as OSCAR does by default, of ranges those of KVQuant's
     codes of 2 bits, outliers kept."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: int = FORMAT
     kind: Kind

@@ -21,7 +21,7 @@ class Decoder(Protocol):
         """float32 (layers, kv_heads, tokens, head_dim)."""
 
 
-class Turns(Protocol):
+class RopeForm(Protocol):
     """The model's RoPE, for keys that are stored before it."""
 
     def turn(self, start: int, end: int, device: torch.device) -> Turn:
@@ -74,7 +74,7 @@ class Packed:
     once a block. ``groups``: the same in a growing store, for tokens that leave the window for good as they age; None
     where something else than groups of codes is stored."""
 
-    read: Callable[[Block, int, Turns | None], Read]
+    read: Callable[[Block, int, RopeForm | None], Read]
     groups: Groups | None = None
 
     @classmethod
@@ -91,7 +91,7 @@ class DecodedRead:
     path: Path
     block: Block
     start: int
-    turns: Turns | None
+    turns: RopeForm | None
 
     @property
     def index_bytes(self) -> int:

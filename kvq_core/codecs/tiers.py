@@ -18,7 +18,7 @@ WHOLE = Window(step=None)
 
 
 @dataclass(frozen=True)
-class Storing:
+class TierStoring:
     """How tokens of a tier are stored; without a codec in fp16."""
 
     window: Window = WHOLE
@@ -33,14 +33,14 @@ class Storing:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TierPlan:
     """``first``: a number of first tokens, stored apart from the rest for good; ``last``: as many newest ones or a few
     more, which leave for the ``body`` in groups; ``spans`` [start, end) of the prompt, kept beside all that."""
 
-    body: Storing
-    first: tuple[int, Storing] | None = None
-    last: tuple[int, Storing] | None = None
-    spans: tuple[tuple[tuple[int, int], Storing], ...] = ()
+    body: TierStoring
+    first: tuple[int, TierStoring] | None = None
+    last: tuple[int, TierStoring] | None = None
+    spans: tuple[tuple[tuple[int, int], TierStoring], ...] = ()
 
 
 @dataclass
@@ -60,10 +60,10 @@ class Tiers:
     tail: Stream | None = None
     newest: int = 0
     beside: tuple[Stream, ...] = ()
-    plan: Plan | None = None
+    plan: TierPlan | None = None
 
     @classmethod
-    def of_prompt(cls, x: Tensor, plan: Plan) -> "Tiers":
+    def of_prompt(cls, x: Tensor, plan: TierPlan) -> "Tiers":
         """Encode the prompt's x (float32)."""
         limit = plan.first[0] if plan.first else 0
         head = None

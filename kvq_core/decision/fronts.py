@@ -8,13 +8,13 @@ from kvq_core.decision.plans import Candidate
 from kvq_core.decision.solver import Costs, Solved
 from kvq_core.decision.spaces import MODELOPT, SPACES, engine_title, solve, version_of, words_of
 from kvq_core.errors import SpecError
-from kvq_core.spec.frozen import Frozen
+from kvq_core.spec.part import SpecPart
 
 BUDGETS = 14  # between the smallest policy and fp16
 _FREE = "any engine"
 
 
-class FrontPoint(Frozen):
+class FrontPoint(SpecPart):
     """A policy: ``bits`` of an element, ``bytes`` of TOKENS tokens, the loss that adding up predicts, in nats."""
 
     bits: float
@@ -22,7 +22,7 @@ class FrontPoint(Frozen):
     predicted: float
 
 
-class PolicyFront(Frozen):
+class PolicyFront(SpecPart):
     """The least predicted loss by budget, losses falling. ``engine`` None: every layer may have any format, which no
     engine need load; ``version``: what was read of the engine; ``in_review``: only an open pull request reads such a
     map."""

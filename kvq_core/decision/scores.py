@@ -15,13 +15,13 @@ from kvq_core.machine.files import keep_memo, read_memo
 from kvq_core.methods import ModelShape
 from kvq_core.settings import settings
 from kvq_core.spec import TENSORS, Tensor
-from kvq_core.spec.frozen import Frozen
+from kvq_core.spec.part import SpecPart
 from kvq_core.studies.intervals import mean_interval
 
 VERSION = 1  # raised whenever a change alters scores
 
 
-class Score(Frozen):
+class Score(SpecPart):
     """A layer's keys, or values, in a format, all else fp16: mean KLD in nats over prompts, each the mean of its scored
     positions, and the 95 % interval over them; None where there are too few."""
 
@@ -33,7 +33,7 @@ class Score(Frozen):
     kld_high: float | None
 
 
-class Sensitivity(Frozen):
+class Sensitivity(SpecPart):
     """``klds``: by prompt (the hash of what was asked), then by format, tensor and layer (``key``). ``layers`` counts
     those of the model; a prompt whose run was cut short lacks some keys."""
 

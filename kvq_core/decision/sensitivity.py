@@ -12,7 +12,7 @@ from kvq_core.models import LoadedModel
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.record.fields import Record
 from kvq_core.spec import MAX_LANES, Capture, ComparisonSpec, Lane, Tensor
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 
 POSITIONS = 32  # scored of every prompt
 FIELDS = ("prompt", "messages", "system", "tools")  # of a prompt that a comparison has, too
@@ -27,7 +27,7 @@ class Scored:
 
 
 def measured(
-    model: LoadedModel, prompts: Sequence[Prompt], candidates: Sequence[Candidate], at_once: int = MAX_LANES
+    model: LoadedModel, prompts: Sequence[StudyPrompt], candidates: Sequence[Candidate], at_once: int = MAX_LANES
 ) -> Iterator[Scored | Sensitivity]:
     """Score every layer for every candidate on every prompt; what has been scored is kept, and not scored again. The
     scores come last. Closing it stops, and loses one comparison, of ``at_once`` lanes, at most.
@@ -56,7 +56,7 @@ def measured(
     yield scores
 
 
-def losses(model: LoadedModel, prompt: Prompt, lanes: Sequence[Lane], follow: str) -> list[float]:
+def losses(model: LoadedModel, prompt: StudyPrompt, lanes: Sequence[Lane], follow: str) -> list[float]:
     """Mean KLD in nats of every lane over the answer ``follow``, read token by token as it would be generated, so that
     its own keys are stored before later ones are read, as in the run that verifies a policy.
 
@@ -71,25 +71,25 @@ def losses(model: LoadedModel, prompt: Prompt, lanes: Sequence[Lane], follow: st
     return found
 
 
-def losses_of_some(model: LoadedModel, prompt: Prompt, lanes: Sequence[Lane], follow: str) -> dict[str, float]:
+def losses_of_some(model: LoadedModel, prompt: StudyPrompt, lanes: Sequence[Lane], follow: str) -> dict[str, float]:
     """``losses`` by label, of the lanes that can be had there; others are left out."""
     record = _run(model, _spec(model, prompt, continuation=follow, lanes=tuple(lanes)))
     found = {lane.label: lane.metrics.kld_mean for lane in record.lanes if lane.metrics is not None}
     return {label: loss for label, loss in found.items() if loss is not None}
 
 
-def identity(prompt: Prompt) -> str:
+def identity(prompt: StudyPrompt) -> str:
     """Of what is asked and followed, whatever its name."""
     told = prompt.model_dump_json(include={*FIELDS, "continuation"})
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
-def answer_of(model: LoadedModel, prompt: Prompt) -> str:
+def answer_of(model: LoadedModel, prompt: StudyPrompt) -> str:
     """What is followed: the prompt's own continuation, else what the model answers."""
     return _answer(model, prompt)
 
 
-def _answer(model: LoadedModel, prompt: Prompt) -> str:
+def _answer(model: LoadedModel, prompt: StudyPrompt) -> str:
     """POSITIONS tokens and the first, which the prefill gives."""
     if prompt.continuation is not None:
         ids = model.encode(prompt.continuation)[: POSITIONS + 1]
@@ -97,7 +97,7 @@ def _answer(model: LoadedModel, prompt: Prompt) -> str:
     return _run(model, _spec(model, prompt, max_new_tokens=POSITIONS + 1, ignore_eos=True)).reference.text
 
 
-def _spec(model: LoadedModel, prompt: Prompt, **more: object) -> ComparisonSpec:
+def _spec(model: LoadedModel, prompt: StudyPrompt, **more: object) -> ComparisonSpec:
     """A prompt is put into the chat template where the model has one."""
     given = {name: value for name in FIELDS if (value := getattr(prompt, name)) not in (None, "", ())}
     if prompt.messages is None:

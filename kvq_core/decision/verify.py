@@ -16,15 +16,15 @@ from kvq_core.errors import SpecError
 from kvq_core.methods import LayerKind
 from kvq_core.models import LoadedModel
 from kvq_core.spec import Lane
-from kvq_core.spec.frozen import Frozen
-from kvq_core.studies.prompts import Prompt
+from kvq_core.spec.part import SpecPart
+from kvq_core.studies.prompts import StudyPrompt
 
 ENDS = 2  # first and last layers that stay fp16 in the plainest policy there is
 WIN = 2  # times the policy's loss that the best uniform lane has to lose at least, for the policy to be the answer
 UNIFORM = 12  # uniform lanes that are measured, those of least predicted loss
 
 
-class Measured(Frozen):
+class MeasuredLane(SpecPart):
     """A lane and what it came to: ``bytes`` of 1,024 tokens, nats predicted by adding up, None of lanes that are of no
     candidate, and measured."""
 
@@ -34,7 +34,7 @@ class Measured(Frozen):
     measured: float
 
 
-class Policy(Frozen):
+class MeasuredPolicy(SpecPart):
     """The answer for a budget of ``budget`` bytes. ``lane``, ``bytes``, ``predicted`` and ``measured`` are those of the
     policy where it ``beats`` the best ``uniform`` lane of no more bytes, else of that lane; ``policy`` has the policy's
     in both cases; the uniform lane is of any format that engines ship, as it is or transformed. ``ends``: the best
@@ -51,14 +51,14 @@ class Policy(Frozen):
     predicted: float | None
     measured: float
     beats: bool
-    policy: Measured
-    uniform: Measured
-    ends: Measured
+    policy: MeasuredLane
+    uniform: MeasuredLane
+    ends: MeasuredLane
     flags: str | None
 
 
 @dataclass(frozen=True)
-class Offer:
+class VerifiedOffer:
     """What is run on the prompts: the policy, uniform lanes, and the ends apart."""
 
     policy: Solved
@@ -66,7 +66,7 @@ class Offer:
     ends: tuple[Solved, ...]
 
     @classmethod
-    def of(cls, costs: Costs, budget: int, engine: str | None, candidates: Sequence[Candidate]) -> "Offer":
+    def of(cls, costs: Costs, budget: int, engine: str | None, candidates: Sequence[Candidate]) -> "VerifiedOffer":
         """Raises SpecError where nothing fits the budget."""
         policy = solve(costs, budget, engine, candidates)
         whole = uniform(costs, budget)[:UNIFORM]
@@ -85,8 +85,8 @@ class Offer:
 
 
 def verified(
-    model: LoadedModel, scores: Sensitivity, bits: float, engine: str | None, prompts: Sequence[Prompt]
-) -> Iterator[Scored | Policy]:
+    model: LoadedModel, scores: Sensitivity, bits: float, engine: str | None, prompts: Sequence[StudyPrompt]
+) -> Iterator[Scored | MeasuredPolicy]:
     """The policy of so many bits an element, verified by a run on prompts; it comes last.
 
     Raises SpecError where the prompts were among those that were scored, or nothing fits.
@@ -96,7 +96,7 @@ def verified(
         raise SpecError(f"Prompts {', '.join(seen[:3])} were scored; a policy is checked on prompts it has not seen.")
     candidates = [Candidate.parse(name) for name in scores.formats]
     costs = scores.costs(model.shape)
-    offer = Offer.of(costs, costs.budget(bits), engine, candidates)
+    offer = VerifiedOffer.of(costs, costs.budget(bits), engine, candidates)
     lanes = [each.plan.lane(candidates, str(n)) for n, each in enumerate(offer.every)]
     others = deployed_lanes(model.shape, costs.budget(bits), engine_title(engine) if engine else None, candidates)
     rows, beside = [], []
@@ -108,7 +108,7 @@ def verified(
         yield Scored(done, len(prompts))
     means = dict(zip((each.plan for each in offer.every), np.mean(rows, 0).tolist(), strict=True))
     shipped = [
-        Measured(lane=_data(each.lane), bytes=each.nbytes, predicted=None, measured=loss)
+        MeasuredLane(lane=_data(each.lane), bytes=each.nbytes, predicted=None, measured=loss)
         for each, loss in measured_of(beside, others)
     ]
     yield verification(scores.id, engine, costs.budget(bits), len(prompts), offer, means, candidates, shipped)
@@ -119,27 +119,27 @@ def verification(
     engine: str | None,
     budget: int,
     prompts: int,
-    offer: Offer,
+    offer: VerifiedOffer,
     means: dict[LayerPlan, float],
     candidates: Sequence[Candidate],
-    shipped: Sequence[Measured] = (),
-) -> Policy:
+    shipped: Sequence[MeasuredLane] = (),
+) -> MeasuredPolicy:
     """The answer for an offer whose plans lost ``means`` on so many prompts, in nats; ``shipped``: other uniform lanes
     of no more bytes."""
 
     def least(found: Sequence[Solved]) -> Solved:
         return min(found, key=lambda each: means[each.plan])
 
-    def told(solved: Solved) -> Measured:
+    def told(solved: Solved) -> MeasuredLane:
         lane = _data(solved.plan.lane(candidates))
-        return Measured(lane=lane, bytes=solved.nbytes, predicted=solved.predicted, measured=means[solved.plan])
+        return MeasuredLane(lane=lane, bytes=solved.nbytes, predicted=solved.predicted, measured=means[solved.plan])
 
     own = least(offer.uniform)
     uniform = min([told(own), *shipped], key=lambda each: each.measured)
     beats = WIN * means[offer.policy.plan] <= uniform.measured
     answer = told(offer.policy) if beats else uniform
     layers = [LayerKind(kind="full")] * len(offer.policy.plan.keys)  # of other models no layer is scored
-    return Policy(
+    return MeasuredPolicy(
         **answer.model_dump(),
         id=id,
         engine=engine_title(engine) if engine else None,
@@ -166,7 +166,7 @@ def _flags(engine: str | None, plan: LayerPlan, candidates: Sequence[Candidate])
         return None
 
 
-def _shipped_flags(engine: str | None, answer: Measured, layers: Sequence[LayerKind]) -> str | None:
+def _shipped_flags(engine: str | None, answer: MeasuredLane, layers: Sequence[LayerKind]) -> str | None:
     return None if engine is None else flags_of(Lane.model_validate(answer.lane), engine_title(engine), layers)
 
 

@@ -12,10 +12,10 @@ from kvq_core.codecs.queries import QueryRounding
 from kvq_core.codecs.stream import Change, Stream
 from kvq_core.codecs.tiers import Tiers
 from kvq_core.engine.choosing import Choices, chosen, forked
-from kvq_core.engine.fit import Fit, Shared, Source, Stack, take, tiers_of, within
+from kvq_core.engine.fit import FitSource, MethodFit, Shared, Stack, take, tiers_of, within
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.rotation import asked_turned, rounded_turned
-from kvq_core.methods import ModelRef, Selection, Window
+from kvq_core.methods import KeySelection, ModelRef, Window
 from kvq_core.models.rope import Rope
 from kvq_core.spec import TENSORS, Assignment, Lane
 from kvq_core.spec import Tensor as TensorName
@@ -79,7 +79,7 @@ class LaneCache:
     fit_notes: tuple[str, ...] = ()
     prompt_tokens: int = 0
     selects: Choices = field(default_factory=dict)
-    unchosen: tuple[tuple[Selection, tuple[int, ...]], ...] = ()  # to be fitted when the prompt has been read
+    unchosen: tuple[tuple[KeySelection, tuple[int, ...]], ...] = ()  # to be fitted when the prompt has been read
     roundings: dict[int, QueryRounding] = field(default_factory=dict)  # of queries that meet a model layer's keys
     encoder_bytes: int = 0
     model_bytes: int = 0
@@ -105,7 +105,7 @@ class LaneCache:
 
         Raises MethodError where a method cannot handle the prompt's tensors.
         """
-        source, shared = Source(groups, rope, model, tokens), shared or Shared()
+        source, shared = FitSource(groups, rope, model, tokens), shared or Shared()
         cache = cls([], prompt_tokens=groups[0].keys.shape[-2], layers=[group.layers for group in groups])
         cache.rules = len(lane.every_rule)
         cache.stored_first = lane.chunks is not None and lane.chunks.own_chunk == "stored"
@@ -135,8 +135,8 @@ class LaneCache:
 
     def _choose_all(
         self,
-        selections: list[tuple[Selection, tuple[int, ...]]],
-        source: Source,
+        selections: list[tuple[KeySelection, tuple[int, ...]]],
+        source: FitSource,
         shared: Shared,
         read: int,
         whole: int,
@@ -150,7 +150,7 @@ class LaneCache:
             choose = partial(chosen, selection, reading, begun, whole)
             self.choose(*shared.once(("select", selection, reading, *source.entered), choose))
 
-    def _enter(self, stack: Stack, g: int, source: Source, stream: Stream | Tiers) -> None:
+    def _enter(self, stack: Stack, g: int, source: FitSource, stream: Stream | Tiers) -> None:
         """Take in what the rules of some layers store of a tensor on a device; the last of them, most of it."""
         assigned, fit = stack[-1]
         inside = within(assigned.layers, source.groups[g])
@@ -170,7 +170,7 @@ class LaneCache:
         local = assigned.method.token_local[0 if is_key else 1]
         self._add(assigned.tensor, g, inside, stream, rope, tuple(assigned.number for assigned, _ in stack), local)
 
-    def _leave(self, tensor: TensorName, g: int, taken: set[int], source: Source, shared: Shared) -> None:
+    def _leave(self, tensor: TensorName, g: int, taken: set[int], source: FitSource, shared: Shared) -> None:
         """Enter what of a device no rule quantizes of a tensor: layers that are not ``taken``, windowed ones apart."""
         group = source.groups[g]
         left = [i for i, layer in enumerate(group.layers) if layer not in taken]
@@ -194,7 +194,7 @@ class LaneCache:
         index = torch.tensor(layers, device=stream.device)
         self.parts.append(Part(kind, group, index, stream, rope, rules, local))
 
-    def _note(self, fits: list[tuple[Assignment, Fit]], several: bool) -> None:
+    def _note(self, fits: list[tuple[Assignment, MethodFit]], several: bool) -> None:
         """Keep what the fits say, of ``several`` rules with the one that each is of, and the size of their encoders."""
         notes: list[str] = []
         for assigned, fit in fits:
@@ -261,11 +261,11 @@ class LaneCache:
         return (part for part in self.parts if part.kind == kind)
 
 
-def _fits(plan: tuple[Assignment, ...], source: Source, shared: Shared) -> dict[Any, tuple[Assignment, Fit]]:
+def _fits(plan: tuple[Assignment, ...], source: FitSource, shared: Shared) -> dict[Any, tuple[Assignment, MethodFit]]:
     """Every fit of a plan once, with the first of the rules that have it."""
-    fits: dict[Any, tuple[Assignment, Fit]] = {}
+    fits: dict[Any, tuple[Assignment, MethodFit]] = {}
     for assigned in plan:
-        make = partial(Fit.of, assigned.method, assigned.center, assigned.layers, source, assigned.rotation)
+        make = partial(MethodFit.of, assigned.method, assigned.center, assigned.layers, source, assigned.rotation)
         fit = shared.once((*assigned.fit, source.entered[0]), make)
         fits.setdefault(assigned.fit, (assigned, fit))
     return fits
@@ -279,7 +279,7 @@ def _stacks(plan: tuple[Assignment, ...]) -> list[list[Assignment]]:
     return list(found.values())
 
 
-def _encoded(stack: Stack, g: int, source: Source) -> Stream | Tiers:
+def _encoded(stack: Stack, g: int, source: FitSource) -> Stream | Tiers:
     """The prompt of a device's layers as rules store it, before it belongs to any lane."""
     group, (assigned, fit) = source.groups[g], stack[-1]
     inside = within(assigned.layers, group)

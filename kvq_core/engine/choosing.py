@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kvq_core.engine.fit import Source, take, within
+from kvq_core.engine.fit import FitSource, take, within
 from kvq_core.errors import MethodError
-from kvq_core.methods import Prompt, Selection
+from kvq_core.methods import KeySelection, Prompt
 from kvq_core.methods.base import Select
 from kvq_core.methods.eviction import Evicting
 
@@ -19,7 +19,7 @@ Choices = dict[int, tuple[Select, int]]  # by model layer: what chooses, and the
 
 
 def chosen(
-    selection: Selection, layers: tuple[int, ...], source: Source, tokens: int
+    selection: KeySelection, layers: tuple[int, ...], source: FitSource, tokens: int
 ) -> tuple[Choices, tuple[str, ...]]:
     """A selection fitted on the prompt's true keys and queries of some layers, device by device, and its remarks;
     ``tokens``: of the whole prompt, where the source has its first chunk alone."""

@@ -10,7 +10,7 @@ from kvq_core.engine.ahead import Ahead, pass_tokens, read_at_once
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.drafts import Drafts
 from kvq_core.engine.lane_state import Finish
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.sampling import Sampler
 from kvq_core.engine.standing import Standing
@@ -33,7 +33,7 @@ class Decode(Standing):
     def __init__(
         self,
         model: LoadedModel,
-        prefill: Prefill,
+        prefill: SharedPrefill,
         spec: ComparisonSpec,
         lanes: list[Lane],
         stress: AppliedStress | None = None,

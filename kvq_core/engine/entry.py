@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from kvq_core.engine.ahead import Ahead
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.filling import Filling
+from kvq_core.engine.filling import LaneFilling
 from kvq_core.engine.fit import Shared
 from kvq_core.engine.lane_state import LaneState, failure_line
-from kvq_core.engine.prefill import CHUNK, Prefill
+from kvq_core.engine.prefill import CHUNK, SharedPrefill
 from kvq_core.engine.script import Script, Segment
 from kvq_core.engine.stress import AppliedStress
 from kvq_core.models import LoadedModel
@@ -26,11 +26,11 @@ class Filled:
 
 
 @dataclass(frozen=True)
-class Entry:
+class PromptEntry:
     """Of a run's prompt, as its ``script`` has it."""
 
     model: LoadedModel
-    prefill: Prefill
+    prefill: SharedPrefill
     rope: Rope
     script: Script
     stress: AppliedStress | None
@@ -77,7 +77,7 @@ class Entry:
         began = time.perf_counter()
         caches = [state.cache for state in states if state.cache is not None]
         scored, first = list(self.prefill.scored), self.script.segments[0].end
-        filling = Filling(self.model, self.prefill, caches, todo, stored, scored, first, self.stress)
+        filling = LaneFilling(self.model, self.prefill, caches, todo, stored, scored, first, self.stress)
         try:
             for done in filling.run():
                 yield Filled([state.lane.label for state in states], done, len(self.prefill.ids))

@@ -18,9 +18,9 @@ from kvq_core.engine.ahead import Ahead, pass_tokens
 from kvq_core.engine.as_computed import AsComputed
 from kvq_core.engine.cache import KINDS, Kind, LaneCache, Part
 from kvq_core.engine.choosing import Choosing, Reads, chosen
-from kvq_core.engine.fit import Source
+from kvq_core.engine.fit import FitSource
 from kvq_core.engine.pre_rope import PreRope
-from kvq_core.engine.prefill import CHUNK, LayerGroup, Prefill
+from kvq_core.engine.prefill import CHUNK, LayerGroup, SharedPrefill
 from kvq_core.engine.query_rounding import chunk_attention, rounded
 from kvq_core.engine.script import Segment
 from kvq_core.engine.stored_attention import StoredTokens
@@ -51,7 +51,7 @@ class _Working:
 
 
 @dataclass
-class Filling:
+class LaneFilling:
     """The passes of lanes whose prompts enter in the same ones. ``run`` to the end, then read ``hidden``, what the head
     reads at the ``scored`` positions, (lanes, positions, hidden size), ``last``, what it reads at the last token, and
     ``errors``.
@@ -61,7 +61,7 @@ class Filling:
     """
 
     model: LoadedModel
-    prefill: Prefill
+    prefill: SharedPrefill
     caches: list[LaneCache]
     passes: list[Segment]
     stored: bool
@@ -204,7 +204,7 @@ class Filling:
         """Let caches that choose among the tokens of a whole prompt do so, by the keys that their lanes computed."""
         for row, cache in enumerate(self.caches):
             for selection, layers in cache.unchosen:
-                source = Source(self._computed_by(row), self.model.rope(self.turn), self.model.ref)
+                source = FitSource(self._computed_by(row), self.model.rope(self.turn), self.model.ref)
                 cache.choose(*chosen(selection, layers, source, self.turn))
 
     def _computed_by(self, row: int) -> list[LayerGroup]:

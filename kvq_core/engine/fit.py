@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvq_core.codecs.center import Center
 from kvq_core.codecs.hadamard import Hadamard
-from kvq_core.codecs.tiers import Plan, Storing
+from kvq_core.codecs.tiers import TierPlan, TierStoring
 from kvq_core.engine.centering import center_of, centred
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.rotation import rotated, rotation_note, rotation_of
@@ -22,7 +22,7 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
-class Source:
+class FitSource:
     """What lanes are encoded from: the shared prefill, its RoPE, and the model it is of, where that is known.
 
     ``now``: how many of the first tokens are encoded now, where the others enter later.
@@ -52,7 +52,7 @@ class Source:
 
 
 @dataclass
-class Fit:
+class MethodFit:
     """A method's codecs by device group; ``notes``: its remarks, each with the layers it is about."""
 
     pre: bool  # keys are stored before RoPE
@@ -67,9 +67,9 @@ class Fit:
         method: Method,
         center: Centering,
         layers: tuple[int, ...],
-        source: Source,
+        source: FitSource,
         rotation: tuple[Rotation, int | None] = ("none", None),
-    ) -> "Fit":
+    ) -> "MethodFit":
         """Fit a method on some of the model's layers; ``rotation``: what turns the tensors, and in which blocks.
 
         Raises MethodError where the method cannot handle the prompt's tensors.
@@ -93,7 +93,7 @@ class Fit:
         rotation: tuple[Rotation, int | None],
         g: int,
         inside: list[int],
-        source: Source,
+        source: FitSource,
     ) -> Prompt:
         """What the method is fitted on of a group's layers."""
         group = source.groups[g]
@@ -105,19 +105,19 @@ class Fit:
             self.notes[rotation_note(turn)] = []
         return rotated(centred(prompt, self.centers[g]), turn, keys=not self.pre)
 
-    def storing(self, assigned: Assignment, g: int, source: Source) -> Storing:
+    def storing(self, assigned: Assignment, g: int, source: FitSource) -> TierStoring:
         """How a rule stores its tensor on a device."""
         fitted, is_key = self.fitted[g], assigned.tensor == "keys"
         codec = fitted.key if is_key else fitted.value
         center = self.centers[g] if is_key else None
-        return Storing(assigned.window, source.begun(codec), center, self.rotations[g], assigned.number)
+        return TierStoring(assigned.window, source.begun(codec), center, self.rotations[g], assigned.number)
 
     def turn(self, g: int, layer: int) -> Hadamard | None:
         """What turns one of a device's layers, counted from the first that is fitted there."""
         rotation = self.rotations[g]
         return None if rotation is None else rotation.on(layer)
 
-    def _decide(self, method: Method, layers: tuple[int, ...], prompts: dict[int, Prompt], source: Source) -> Method:
+    def _decide(self, method: Method, layers: tuple[int, ...], prompts: dict[int, Prompt], source: FitSource) -> Method:
         """The method with all decided that spans its layers; says which these are where they are not the model's."""
         where = "all layers" if len(layers) == source.layers else layer_words(layers)
         if len(prompts) > 1:
@@ -128,12 +128,12 @@ class Fit:
         return method
 
 
-Stack = list[tuple[Assignment, Fit]]  # rules that share a tensor of some layers, in their order
+Stack = list[tuple[Assignment, MethodFit]]  # rules that share a tensor of some layers, in their order
 
 
-def tiers_of(stack: Stack, g: int, source: Source) -> Plan:
+def tiers_of(stack: Stack, g: int, source: FitSource) -> TierPlan:
     """How rules share a tensor on a device, by the tokens each is for."""
-    body, ends, spans = Storing(), dict[str, tuple[int, Storing]](), list[tuple[tuple[int, int], Storing]]()
+    body, ends, spans = TierStoring(), dict[str, tuple[int, TierStoring]](), list[tuple[tuple[int, int], TierStoring]]()
     for assigned, fit in stack:
         how, (kind, count) = fit.storing(assigned, g, source), assigned.rule.tier
         spans += [(span, how) for span in assigned.rule.spans]
@@ -141,7 +141,7 @@ def tiers_of(stack: Stack, g: int, source: Source) -> Plan:
             ends[kind] = count, how
         elif kind == "all":
             body = how
-    return Plan(body, ends.get("first"), ends.get("last"), tuple(spans))
+    return TierPlan(body, ends.get("first"), ends.get("last"), tuple(spans))
 
 
 class Shared:
@@ -181,7 +181,7 @@ def take(x: Tensor, layers: list[int]) -> Tensor:
     return x if len(layers) == x.shape[0] else x[layers]
 
 
-def _prompt(method: Method, group: LayerGroup, inside: list[int], source: Source, pre: bool) -> Prompt:
+def _prompt(method: Method, group: LayerGroup, inside: list[int], source: FitSource, pre: bool) -> Prompt:
     """What a method is told of some layers of a device."""
     keys, values = take(group.keys, inside).float(), take(group.values, inside).float()
     layers = tuple(group.layers[i] for i in inside)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.engine.key_log import Replay
-from kvq_core.engine.prefill import CHUNK, Precision, Prefill
+from kvq_core.engine.prefill import CHUNK, Precision, SharedPrefill
 from kvq_core.engine.stress import AppliedStress, ReferenceShift
 from kvq_core.machine.memory import free_bytes, hold_spare
 from kvq_core.models import LoadedModel
@@ -27,7 +27,7 @@ class Reading:
     vocabulary) by the tokens it was fed, of a batch of its own; ``replays``: what rows of runs on it can be computed
     again from, by the run's id."""
 
-    prefill: Prefill
+    prefill: SharedPrefill
     stress: AppliedStress | None = None
     unchanged: ReferenceShift | None = None
     answered: dict[tuple[int, ...], Tensor] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Places:
+class RowPlaces:
     """Row r reads the prefix of held lane ``lanes[r]`` as its slot ``slots[r]``; ``rows`` (lanes, slots) is the
     inverse, in which a free slot repeats row 0. ``alone``: every lane has one row, in the order of the lanes, so that
     nothing has to be gathered."""
@@ -19,7 +19,7 @@ class Places:
     alone: bool
 
     @classmethod
-    def of(cls, lane_of: Sequence[int], held: Sequence[int], device: torch.device) -> "Places":
+    def of(cls, lane_of: Sequence[int], held: Sequence[int], device: torch.device) -> "RowPlaces":
         """``lane_of[r]`` is row r's lane, ``held`` the lanes whose prefix is held, in order."""
         at = [held.index(lane) for lane in lane_of]
         slots = [at[:row].count(lane) for row, lane in enumerate(at)]

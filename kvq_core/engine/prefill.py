@@ -77,7 +77,7 @@ class Precision:
     layers: int | None = None
 
 
-class Prefill:
+class SharedPrefill:
     """Full-precision prefill of one prompt. Iterate ``run`` to the end, then read ``groups``, ``logits`` and, where
     positions are ``scored``, ``hidden``: what the head reads there, (positions, hidden size); ``states`` of layers that
     are no attention, where there are such.

@@ -13,7 +13,7 @@ from kvq_core.engine.ahead import Ahead
 from kvq_core.engine.cache import Part
 from kvq_core.engine.decode import Decode
 from kvq_core.engine.key_log import KeyLog, Kit, Reached
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.rows import Rows
 from kvq_core.machine.memory import free_bytes
 from kvq_core.models import LoadedModel
@@ -37,7 +37,7 @@ def log_of(rows: Rows, tokens: int, layers: frozenset[int]) -> KeyLog | None:
     return KeyLog(count, layers, most) if needed <= most else None
 
 
-def kit_of(rows: Rows, log: KeyLog, prefill: Prefill, scoring: Sequence[Scoring | None]) -> Kit | None:
+def kit_of(rows: Rows, log: KeyLog, prefill: SharedPrefill, scoring: Sequence[Scoring | None]) -> Kit | None:
     """What the log and the rows that it is of hold, while they still stand; None where it gave up."""
     if log.full:
         return None

@@ -19,7 +19,7 @@ from kvq_core.engine.cache import KINDS, LaneCache, Part
 from kvq_core.engine.choosing import Choices, Choosing
 from kvq_core.engine.copies import Copies, tokens_at, tokens_of
 from kvq_core.engine.key_log import KeyLog, Reached
-from kvq_core.engine.places import Places
+from kvq_core.engine.places import RowPlaces
 from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.query_rounding import Roundings, rounded
@@ -65,7 +65,7 @@ class Rows:
         self.choosing = Choosing([{}, *(cache.selects for cache in caches)], kv_heads)
         self.roundings: list[Roundings] = [{}, *(cache.roundings for cache in caches)]  # by lane
         self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
-        self._places: list[Places] = []
+        self._places: list[RowPlaces] = []
         self._reindex()
 
     def _fill(self, row: int, cache: LaneCache) -> None:
@@ -87,7 +87,7 @@ class Rows:
             tail[layers, row, :, first - self.prefix : end - self.prefix] = x[..., first - start :, :]
 
     def _reindex(self) -> None:
-        self._places = [Places.of(self.lane_of, self.held, copies.tail_keys.device) for copies in self.copies]
+        self._places = [RowPlaces.of(self.lane_of, self.held, copies.tail_keys.device) for copies in self.copies]
         self.as_computed.reindex(self.lane_of)
         self.pre_rope.reindex(self.lane_of)
 

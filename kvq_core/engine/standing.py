@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.entry import Entry, Filled
+from kvq_core.engine.entry import Filled, PromptEntry
 from kvq_core.engine.fit import Shared
 from kvq_core.engine.lane_state import LaneState, failure_line, joined_states
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.script import Script
 from kvq_core.engine.settling import settle_part
@@ -28,7 +28,7 @@ class Standing:
     def __init__(
         self,
         model: LoadedModel,
-        prefill: Prefill,
+        prefill: SharedPrefill,
         spec: ComparisonSpec,
         lanes: list[Lane],
         stress: AppliedStress | None,
@@ -49,7 +49,7 @@ class Standing:
 
     def encode(self) -> Iterator[int]:
         """Encode the prompt under each lane; yields the index of the lane that is waited for."""
-        self._entry = Entry(self.model, self.prefill, self.rope, self.script, self.stress, self.shared)
+        self._entry = PromptEntry(self.model, self.prefill, self.rope, self.script, self.stress, self.shared)
         cores = torch.get_num_threads() if self.model.device.type == "cpu" else 1
         yield from threads.in_order([partial(self._encode, state) for state in self.states], cores)
 

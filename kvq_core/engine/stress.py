@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.divergence import kl_divergence
-from kvq_core.engine.prefill import LayerGroup, Prefill
+from kvq_core.engine.prefill import LayerGroup, SharedPrefill
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel
 from kvq_core.models.lockstep import Attend
@@ -114,7 +114,7 @@ class ReferenceShift:
     tolerance: float
 
 
-def apply_stress(model: LoadedModel, prefill: Prefill, stress: Stress) -> tuple[AppliedStress, ReferenceShift]:
+def apply_stress(model: LoadedModel, prefill: SharedPrefill, stress: Stress) -> tuple[AppliedStress, ReferenceShift]:
     """Stress a finished prefill in place, and prove that full-precision attention computes the same.
 
     Raises SpecError where the reference itself moves by more than the tolerance.
@@ -140,7 +140,7 @@ def apply_stress(model: LoadedModel, prefill: Prefill, stress: Stress) -> tuple[
     return applied, found
 
 
-def _logits(model: LoadedModel, prefill: Prefill, applied: AppliedStress | None) -> Tensor:
+def _logits(model: LoadedModel, prefill: SharedPrefill, applied: AppliedStress | None) -> Tensor:
     """Logits of the last prompt tokens (positions, vocabulary), attending to the prompt's tensors as they stand."""
     start = 0 if model.shape.stateful else max(0, len(prefill.ids) - CHECKED)
 

@@ -24,7 +24,7 @@ SPARE = 8  # tokens of context beside those that are asked
 
 
 @dataclass(frozen=True)
-class Prompt:
+class EnginePrompt:
     """Text for the model's template, and what is scored after it; None: what the engine answers itself."""
 
     text: str
@@ -32,7 +32,7 @@ class Prompt:
 
 
 @dataclass
-class Measured:
+class EngineDamage:
     """What a pair of cache types did to the model's answers: ``kld`` (positions,) nats against the F32 cache, ``same``
     whether the most probable token is the same; ``bytes_a_token`` of keys and values of all layers."""
 
@@ -55,7 +55,7 @@ class Measured:
         self.kld = np.array([own.kld(theirs) for own, theirs in pairs])
         self.same = np.array([own.ids[0] == theirs.ids[0] for own, theirs in pairs])
 
-    def apart(self, floor: "Measured") -> bool:
+    def apart(self, floor: "EngineDamage") -> bool:
         """Whether its mean KLD can be told from the floor's: the 95 % bootstrap interval of the paired difference over
         positions leaves 0 out."""
         from scipy.stats import bootstrap
@@ -68,7 +68,7 @@ class Measured:
         return bool(found.confidence_interval.low > 0 or found.confidence_interval.high < 0)
 
 
-def read_prompts(file: Path) -> list[Prompt]:
+def read_prompts(file: Path) -> list[EnginePrompt]:
     """A text, or JSONL whose lines have ``prompt`` and may have ``continuation``.
 
     Raises SpecError with the line that is none.
@@ -80,7 +80,7 @@ def read_prompts(file: Path) -> list[Prompt]:
     if file.suffix != ".jsonl":
         if not text.strip():
             raise SpecError(f"{file} is empty; give a prompt.")
-        return [Prompt(text)]
+        return [EnginePrompt(text)]
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
@@ -90,7 +90,7 @@ def read_prompts(file: Path) -> list[Prompt]:
     return found
 
 
-def _prompt(line: str, where: str) -> Prompt:
+def _prompt(line: str, where: str) -> EnginePrompt:
     try:
         told = json.loads(line)
     except (ValueError, RecursionError):
@@ -99,25 +99,25 @@ def _prompt(line: str, where: str) -> Prompt:
     text, continuation = given.get("prompt"), given.get("continuation")
     if not isinstance(text, str) or not text or not isinstance(continuation, str | None) or continuation == "":
         raise SpecError(f"{where}: give an object with prompt, a text, and at most continuation, a text.")
-    return Prompt(text, continuation)
+    return EnginePrompt(text, continuation)
 
 
 def measure(
     file: Path,
     every: list[Types],
-    prompts: list[Prompt],
+    prompts: list[EnginePrompt],
     new_tokens: int,
     top: int = EVERY,
     threads: int = 2,
     simulated: LoadedModel | None = None,
-) -> Iterator[Measured]:
+) -> Iterator[EngineDamage]:
     """Every pair of types in turn, the reference's own F32 cache first and the floor second; then, of the same file as
     a model of ours, every pair as it is simulated here.
 
     Raises EngineError, ModelError and SpecError where the engine, the file or a simulated lane cannot be had.
     """
     element = _elements(file)
-    reference = Measured(REFERENCE, UBATCH, _bytes(REFERENCE, element))
+    reference = EngineDamage(REFERENCE, UBATCH, _bytes(REFERENCE, element))
     room = max(len(p.text) + len(p.continuation or "") for p in prompts) + new_tokens + 512  # a token is a letter
     with LlamaCpp(file, REFERENCE, room, threads=threads) as engine:
         asked, answers = _asked(engine, reference, prompts, new_tokens, top)
@@ -128,18 +128,18 @@ def measure(
     longest = max(len(ids) for ids, _ in asked)
     divided = next((size for size in FLOOR_UBATCHES if size < longest), FLOOR_UBATCHES[-1])
     for types, ubatch in [(FLOOR, divided), *((types, UBATCH) for types in every)]:
-        measured = Measured(types, ubatch, _bytes(types, element))
+        measured = EngineDamage(types, ubatch, _bytes(types, element))
         with LlamaCpp(file, types, context, ubatch, threads) as engine:
             found = [_under(engine, measured, ids, forced, new_tokens, top) for ids, forced in asked]
         measured.compare(answers, found)
         yield measured
     if simulated is not None:
         for types, (kld, same) in zip(every, simulate(simulated, every, asked), strict=True):
-            yield Measured(types, UBATCH, _bytes(types, element), kld, same, source="simulated")
+            yield EngineDamage(types, UBATCH, _bytes(types, element), kld, same, source="simulated")
 
 
 def _asked(
-    engine: LlamaCpp, reference: Measured, prompts: list[Prompt], new_tokens: int, top: int
+    engine: LlamaCpp, reference: EngineDamage, prompts: list[EnginePrompt], new_tokens: int, top: int
 ) -> tuple[list[tuple[list[int], list[int]]], list[list[Top]]]:
     """Of every prompt its tokens and those that are scored after it, and what the reference gives to these."""
     asked, answers = [], []
@@ -157,7 +157,7 @@ def _asked(
 
 
 def _under(
-    engine: LlamaCpp, measured: Measured, ids: list[int], forced: list[int], new_tokens: int, top: int
+    engine: LlamaCpp, measured: EngineDamage, ids: list[int], forced: list[int], new_tokens: int, top: int
 ) -> list[Top]:
     said = engine.answer(ids, new_tokens)
     measured.texts.append(said.text)

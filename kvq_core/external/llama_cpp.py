@@ -49,7 +49,7 @@ class Types:
 
 
 @dataclass(frozen=True)
-class Answer:
+class EngineAnswer:
     """Tokens an engine wrote by itself, their text, and how many it wrote a second."""
 
     ids: list[int]
@@ -110,10 +110,12 @@ class LlamaCpp:
         """A user's message as the model's own template writes it."""
         return str(self._post("/apply-template", {"messages": [{"role": "user", "content": prompt}]})["prompt"])
 
-    def answer(self, ids: list[int], count: int) -> Answer:
+    def answer(self, ids: list[int], count: int) -> EngineAnswer:
         """What follows a prompt, greedily."""
         told = self._complete(ids, count, return_tokens=True)
-        return Answer(list(told["tokens"]), str(told["content"]), told.get("timings", {}).get("predicted_per_second"))
+        return EngineAnswer(
+            list(told["tokens"]), str(told["content"]), told.get("timings", {}).get("predicted_per_second")
+        )
 
     def save(self, ids: list[int], name: str) -> None:
         """What the cache holds of a text as a file in the folder of saves."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from kvq_core.inspection.report import Facts, LayerFacts
+from kvq_core.inspection.report import CacheFacts, LayerFacts
 from kvq_core.models import LoadedModel
 from kvq_core.models.shape import NORMS
 from kvq_core.models.survey import attention_modules
@@ -12,7 +12,7 @@ from kvq_core.models.survey import attention_modules
 FP16_BYTES = 2
 
 
-def facts_of(model: LoadedModel) -> Facts:
+def facts_of(model: LoadedModel) -> CacheFacts:
     """Facts of a loaded model; its RoPE is probed with a few tokens where that was not done before."""
     config, shape = model.model.config, model.shape
     rope, modules, scoring = _ropes(config), attention_modules(model.model), model.scoring
@@ -33,7 +33,7 @@ def facts_of(model: LoadedModel) -> Facts:
         for layer, (kind, rotation, how) in enumerate(zip(shape.kinds, model.rotations, scoring, strict=True))
     )
     main = rope[shape.full[0] if shape.full else shape.keyed[0]]
-    return Facts(
+    return CacheFacts(
         architecture=config.model_type,
         layers=layers,
         query_heads=shape.query_heads,

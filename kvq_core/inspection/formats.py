@@ -9,7 +9,7 @@ from kvq_core.analysis.context_growth import Growth
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.errors import KvqError
-from kvq_core.inspection.report import Format
+from kvq_core.inspection.report import FormatBytes
 from kvq_core.methods import methods
 from kvq_core.metrics.stored_bytes import measure
 from kvq_core.models import LoadedModel
@@ -18,7 +18,7 @@ from kvq_core.spec import Lane
 LENGTHS = (2_048, 8_192, 32_768, 131_072)  # tokens of a context
 
 
-def formats_of(model: LoadedModel) -> tuple[Format, ...]:
+def formats_of(model: LoadedModel) -> tuple[FormatBytes, ...]:
     """Every method at its defaults, on a layer of the model's shape filled with random numbers, or on the fewest of
     which it stores one.
 
@@ -27,17 +27,17 @@ def formats_of(model: LoadedModel) -> tuple[Format, ...]:
     return tuple(_format(model, Lane(method=name)) for name in methods())
 
 
-def _format(model: LoadedModel, lane: Lane) -> Format:
+def _format(model: LoadedModel, lane: Lane) -> FormatBytes:
     method = lane.build()
     named = {"method": lane.method, "title": method.title, "settings": method.summary()}
     try:
         if reason := lane.why_not(model.shape):
-            return Format(**named, nbytes={}, why_not=reason)
+            return FormatBytes(**named, nbytes={}, why_not=reason)
         growth = _growth(model, lane)
     except KvqError as error:
-        return Format(**named, nbytes={}, why_not=str(error))
+        return FormatBytes(**named, nbytes={}, why_not=str(error))
     sizes = {tokens: growth.nbytes(model.shape, tokens, 1) for tokens in LENGTHS}
-    return Format(**named, nbytes={tokens: round(size) for tokens, size in sizes.items() if size is not None})
+    return FormatBytes(**named, nbytes={tokens: round(size) for tokens, size in sizes.items() if size is not None})
 
 
 def _growth(model: LoadedModel, lane: Lane) -> Growth:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvq_core.capture.plan import LOOKED
 from kvq_core.engine.decode import Decode
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.stress import AppliedStress, apply_stress
 from kvq_core.errors import ModelError
 from kvq_core.inspection.facts import facts_of
@@ -17,7 +17,7 @@ from kvq_core.inspection.remedies import (
     BYTES_AT,
     CENTRED,
     PLAIN,
-    Measured,
+    MeasuredRemedy,
     measured,
     plain_lane,
     remedy,
@@ -43,7 +43,7 @@ Progress = Callable[[str, int, int], None]  # what is being done, done, total
 
 
 @dataclass(frozen=True)
-class Looking:
+class InspectionProgress:
     """What is being done, how much of it is done, and how much there is."""
 
     doing: str
@@ -74,13 +74,13 @@ def inspect_model(
 
 def looking(
     model: str | LoadedModel, revision: str | None = None, *, remedies: bool = True
-) -> Generator[Looking | Inspection]:
+) -> Generator[InspectionProgress | Inspection]:
     """``inspect_model``, telling what is being done; what was found comes last. Closing it stops the look."""
     with memory_errors_as_limits():
         if isinstance(model, str):
             for step in prepare(model, revision):
-                yield Looking(step.said, step.done, step.total)
-            yield Looking("Loading the model", 0, 1)
+                yield InspectionProgress(step.said, step.done, step.total)
+            yield InspectionProgress("Loading the model", 0, 1)
             model = load(model, revision)
         kept = stored_inspection(model)
         if kept is not None and (kept.remedies or not remedies):
@@ -130,22 +130,22 @@ class Look:
         assert isinstance(found, Inspection)
         return found
 
-    def stages(self, with_remedies: bool) -> Iterator[Looking | Inspection]:
+    def stages(self, with_remedies: bool) -> Iterator[InspectionProgress | Inspection]:
         """``inspection`` stage by stage; what was found comes last."""
         model, steps = self.model, 3 if with_remedies else 2
-        yield Looking("Reading weights and configuration", 0, steps)
+        yield InspectionProgress("Reading weights and configuration", 0, steps)
         facts, formats = facts_of(model), formats_of(model)
         with_remedies &= bool(model.shape.captured)
         figures: tuple[LayerFigures, ...] = ()
         if model.shape.captured:
-            yield Looking(f"Reading {TOKENS} tokens", 1, steps)
+            yield InspectionProgress(f"Reading {TOKENS} tokens", 1, steps)
             figures = self.figures
         reasons = reasons_of(facts, figures, rules())
         at_risk = tuple(reason.layer for reason in reasons)
         plain: float | None = None
         told: tuple[Remedy, ...] = ()
         if with_remedies:
-            yield Looking("Measuring remedies", 2, steps)
+            yield InspectionProgress("Measuring remedies", 2, steps)
             plain, told = self._remedies(at_risk)
         yield Inspection(
             version=VERSION,
@@ -175,9 +175,9 @@ class Look:
         return ComparisonSpec(prompt=TEXT, continuation=follow, score_chunk=CHUNK)
 
     @cached_property
-    def prefill(self) -> Prefill:
+    def prefill(self) -> SharedPrefill:
         """The first TOKENS tokens of the text, stressed where that is asked for."""
-        prefill = Prefill(self.model, self._ids[:TOKENS])
+        prefill = SharedPrefill(self.model, self._ids[:TOKENS])
         for _ in prefill.run():
             pass
         self._applied = apply_stress(self.model, prefill, self.stress)[0] if self.stress is not None else None
@@ -193,7 +193,7 @@ class Look:
         held = self.prefill.groups, decode.rows, decode.rope, self.model.scoring
         return tuple(figures_of(*held, rows[PLAIN], rows.get(CENTRED)))
 
-    def measured(self, lanes: Sequence[Lane]) -> dict[str, Measured | str]:
+    def measured(self, lanes: Sequence[Lane]) -> dict[str, MeasuredRemedy | str]:
         """Every lane by its label: its mean KLD over the forced tokens and its bytes, or why it cannot be had."""
         decode = self._encoded(lanes)
         fidelity = Fidelity(len(decode.states_running))

@@ -51,37 +51,37 @@ def named(layers: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRemedy:
     """KLD of a lane over the forced tokens, in nats, and how its bytes grow."""
 
     kld: float
     growth: Growth
 
-    def extra(self, plain: "Measured", shape: ModelShape, tokens: int) -> int:
+    def extra(self, plain: "MeasuredRemedy", shape: ModelShape, tokens: int) -> int:
         """Bytes stored beyond the plain lane's for a context, at most: with windows at their fullest."""
         lengths = range(tokens - _FILLING + 1, tokens + 1)
         own, other = ([each.growth.nbytes(shape, n, 1) or 0 for n in lengths] for each in (self, plain))
         return round(max(a - b for a, b in zip(own, other, strict=True)))
 
 
-def measured(decode: Decode, fidelity: Fidelity, shape: ModelShape) -> dict[str, Measured | str]:
+def measured(decode: Decode, fidelity: Fidelity, shape: ModelShape) -> dict[str, MeasuredRemedy | str]:
     """Every lane of a finished decode by its label; why it failed, where it did."""
     return dict(_each(decode.states, decode.states_running, fidelity, shape))
 
 
 def _each(
     states: Sequence[LaneState], running: Sequence[LaneState], fidelity: Fidelity, shape: ModelShape
-) -> Iterator[tuple[str, Measured | str]]:
+) -> Iterator[tuple[str, MeasuredRemedy | str]]:
     for state in states:
         name = state.lane.label
         if state.error or state.cache is None:
             yield name, state.error or "it could not be set up"
             continue
         kld = fidelity.column("kld", running.index(state)).double().mean().item()
-        yield name, Measured(kld, Growth.of(state.lane, measure(state.cache, shape), shape))
+        yield name, MeasuredRemedy(kld, Growth.of(state.lane, measure(state.cache, shape), shape))
 
 
-def remedy(name: str, lane: Lane, found: Measured | str, plain: Measured, shape: ModelShape) -> Remedy:
+def remedy(name: str, lane: Lane, found: MeasuredRemedy | str, plain: MeasuredRemedy, shape: ModelShape) -> Remedy:
     """One remedy as data."""
     told = lane.model_dump(mode="json", exclude_defaults=True)
     if isinstance(found, str):

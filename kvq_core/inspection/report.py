@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AllowInfNan
 
+from kvq_core.frozen import Frozen
 from kvq_core.models.rope import Rotation
-from kvq_core.sizing.layers import Frozen, Kind
+from kvq_core.sizing.layers import Kind
 
 Number = Annotated[float, AllowInfNan(False)]
 Cause = Literal["constant", "outlier channels"]
@@ -52,7 +53,7 @@ class LayerFacts(Frozen):
         return [name for name, holds in told.items() if holds]
 
 
-class Facts(Frozen):
+class CacheFacts(Frozen):
     """A model's cache, from weights and configuration alone. ``rope`` and ``rope_base``: of its layers of full
     attention, where kinds of layers differ. ``token_bytes``: of one token in fp16, all layers."""
 
@@ -83,7 +84,7 @@ class Facts(Frozen):
         return norms[len(norms) // 2] if norms else None
 
 
-class Format(Frozen):
+class FormatBytes(Frozen):
     """A cache format at its defaults: stored bytes of contexts by their tokens, or why the model cannot have it."""
 
     method: str
@@ -142,8 +143,8 @@ class Inspection(Frozen):
     title: str
     model_hash: str
     dtype: str
-    facts: Facts
-    formats: tuple[Format, ...]
+    facts: CacheFacts
+    formats: tuple[FormatBytes, ...]
     sentence: str
     at_risk_layers: tuple[int, ...]
     reasons: tuple[Reason, ...]

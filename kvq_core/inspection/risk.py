@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from kvq_core.inspection.report import Cause, Facts, LayerFigures, Reason, Remedy, spans
+from kvq_core.inspection.report import CacheFacts, Cause, LayerFigures, Reason, Remedy, spans
 from kvq_core.inspection.rules import Rules, published
 from kvq_core.sizing.units import size_text
 
 NOTHING = "No known risk found; measure."
 
 
-def reasons_of(facts: Facts, figures: Sequence[LayerFigures], rules: Rules) -> tuple[Reason, ...]:
+def reasons_of(facts: CacheFacts, figures: Sequence[LayerFigures], rules: Rules) -> tuple[Reason, ...]:
     """A reason for every layer whose scores keys per token at 4 bits move by the threshold or more."""
     usual = _median([layer.constant for layer in figures if layer.constant is not None])
     found = []
@@ -35,7 +35,7 @@ def _median(values: Sequence[float]) -> float:
 
 
 def sentence_of(
-    facts: Facts, reasons: Sequence[Reason], remedies: Sequence[Remedy], plain: float | None, rules: Rules
+    facts: CacheFacts, reasons: Sequence[Reason], remedies: Sequence[Remedy], plain: float | None, rules: Rules
 ) -> str:
     """One plain sentence with its reason and the cheapest remedy that was measured."""
     if not reasons:

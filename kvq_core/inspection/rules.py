@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from kvq_core.sizing.layers import Frozen
+from kvq_core.frozen import Frozen
 
 SHIPPED = Path(__file__).resolve().parents[2] / "presets" / "inspection"
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvq_core.engine.decode import Decode
 from kvq_core.engine.lane_state import LaneState
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.errors import MethodError, SpecError
 from kvq_core.models import LoadedModel
 from kvq_core.spec import ComparisonSpec, Lane, parse_spec
@@ -21,7 +21,7 @@ class LaneScoring:
     model: LoadedModel
     lane: Lane
     score_chunk: int = 1
-    _held: Prefill | None = field(init=False, default=None)  # of the newest context: choices of one task share it
+    _held: SharedPrefill | None = field(init=False, default=None)  # of the newest context: choices of one task share it
 
     def likelihoods(self, context: list[int], follow: list[int]) -> tuple[Tensor, bool]:
         """Log-probability (tokens,) float64 of each token that follows a context, and whether all are the likeliest.
@@ -68,7 +68,7 @@ class LaneScoring:
     ) -> tuple[Decode, LaneState]:
         """A run whose prompt is in the lane's cache."""
         if self._held is None or self._held.ids != prompt:
-            self._held = Prefill(self.model.stepping(), prompt)  # as comparisons read theirs
+            self._held = SharedPrefill(self.model.stepping(), prompt)  # as comparisons read theirs
             for _ in self._held.run():
                 pass
         decode = Decode(self.model, self._held, spec, list(spec.lanes), follow=follow)

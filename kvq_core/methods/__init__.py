@@ -17,7 +17,7 @@ from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.hadamard import largest_block
 from kvq_core.codecs.window import Window
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.methods.base import Fitted, Method, Prompt, Selection
+from kvq_core.methods.base import Fitted, KeySelection, Method, Prompt
 from kvq_core.methods.deployments import Home
 from kvq_core.methods.formats import NOT_BUILT
 from kvq_core.methods.guard import Origin, origin_of
@@ -40,7 +40,7 @@ __all__ = [
     "ModelShape",
     "Origin",
     "Prompt",
-    "Selection",
+    "KeySelection",
     "Window",
     "failures",
     "knobs",
@@ -92,11 +92,11 @@ def _lost() -> str:
 
 
 @cache
-def selections() -> dict[str, type[Selection]]:
+def selections() -> dict[str, type[KeySelection]]:
     """Every selection class by what ``by`` names it, in alphabetical order."""
     methods()  # walks the package
-    found: dict[str, type[Selection]] = {}
-    pending: list[type[Selection]] = Selection.__subclasses__()
+    found: dict[str, type[KeySelection]] = {}
+    pending: list[type[KeySelection]] = KeySelection.__subclasses__()
     while pending:
         cls = pending.pop()
         pending += cls.__subclasses__()
@@ -106,7 +106,7 @@ def selections() -> dict[str, type[Selection]]:
     return dict(sorted(found.items()))
 
 
-def selection_from(data: Any) -> Selection:
+def selection_from(data: Any) -> KeySelection:
     """A selection from plain data: ``by`` and its knobs. Raises SpecError with what was given and what is allowed."""
     known = selections()
     by = data.get("by") if isinstance(data, dict) else None

@@ -104,7 +104,7 @@ class Fitted:
     roundings: tuple[QueryRounding, ...] | None = None
 
 
-class Selection(BaseModel):
+class KeySelection(BaseModel):
     """What a lane's ``select`` says: the keys that a step reads are chosen, whatever stores them. ``by`` names how, in
     a subclass of this package; the other fields are its knobs."""
 
@@ -217,7 +217,7 @@ class Method(BaseModel):
         return self.selection is not None
 
     @property
-    def selection(self) -> Selection | None:
+    def selection(self) -> KeySelection | None:
         """What it is the short form of, where it chooses keys and leaves all it stores fp16."""
         return None
 

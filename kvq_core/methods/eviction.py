@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kvq_core.codecs.window import Window
-from kvq_core.methods.base import Fitted, Method, Prompt, Selection
+from kvq_core.methods.base import Fitted, KeySelection, Method, Prompt
 
 KEPT = torch.iinfo(torch.int32).max  # of Evicting.until: no step has dropped it
 QUERIES = 64  # whose attention over a prompt is computed at once
@@ -50,7 +50,7 @@ class Budget(BaseModel):
         return f"{100 * self.heavy:.3g} % heavy, {100 * self.recent:.3g} % recent"
 
 
-class Eviction(Budget, Selection):
+class Eviction(Budget, KeySelection):
     """A lane's selection that keeps so many tokens."""
 
     needs_queries = True

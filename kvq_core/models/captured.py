@@ -77,7 +77,7 @@ def _chosen(scores: Tensor, config: GenerationConfig) -> Tensor:
     return torch.multinomial(torch.softmax(scores, -1), 1).squeeze(1)
 
 
-def _prompt(model: Any, cache: TicketCache, ids: Tensor, mask: Tensor | None) -> tuple[Tensor, "Step"]:
+def _prompt(model: Any, cache: TicketCache, ids: Tensor, mask: Tensor | None) -> tuple[Tensor, "CapturedStep"]:
     """Read what of a prompt is not held yet: logits (batch, vocabulary) after it, and the steps that follow."""
     mask = torch.ones_like(ids) if mask is None else mask
     positions = (mask.long().cumsum(-1) - 1).clamp_min(0)
@@ -92,10 +92,10 @@ def _prompt(model: Any, cache: TicketCache, ids: Tensor, mask: Tensor | None) ->
         use_cache=True,
         logits_to_keep=1,
     )
-    return found.logits[:, -1], Step(model, cache, positions[:, -1:] + 1)
+    return found.logits[:, -1], CapturedStep(model, cache, positions[:, -1:] + 1)
 
 
-class Step:
+class CapturedStep:
     """One token a row through a model, from the same memory to the same memory. ``positions`` (batch, 1): of the next.
 
     ``capture`` makes of a forward pass one that can be played again; None where steps are not the same launches.

@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvq_core.errors import ModelError
-from kvq_core.models.survey import Call, Unlike, survey
+from kvq_core.models.survey import AttentionCall, Unlike, survey
 from kvq_core.sizing.layers import LayerKind
 from kvq_core.sizing.layers import shape_of as sized
 
@@ -44,7 +44,7 @@ def kinds_of(model: Any) -> tuple[LayerKind, ...]:
     return kinds
 
 
-def _apart(kind: LayerKind, call: Call | None) -> str | None:
+def _apart(kind: LayerKind, call: AttentionCall | None) -> str | None:
     """Where a layer does something else than its kind; None where it does not."""
     if call is None:
         return f"is of kind {kind.kind} and does not attend" if kind.kv_heads else None

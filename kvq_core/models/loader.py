@@ -15,7 +15,7 @@ from kvq_core.models.gguf.folder import Steps, last
 from kvq_core.models.loaded import LoadedModel
 from kvq_core.models.lockstep import ATTENTION, register
 from kvq_core.models.naming import dtype_here, known_by, tokenizer_of, unreadable
-from kvq_core.models.source import Files, Source, announce, files_of, find, path_of, resolve
+from kvq_core.models.source import Files, ModelSource, announce, files_of, find, path_of, resolve
 from kvq_core.models.support import check_config, check_model, check_room, check_weights
 from kvq_core.models.text_part import of_text, text_part
 from kvq_core.settings import settings
@@ -141,7 +141,7 @@ def _load(id: str, revision: str | None) -> LoadedModel:
     return _ready(LoadedModel(model=model, tokenizer=tokenizer, **known))
 
 
-def _checked(id: str, source: Source) -> tuple[Files, Any, dict[str, str] | None]:
+def _checked(id: str, source: ModelSource) -> tuple[Files, Any, dict[str, str] | None]:
     """A model's files, its configuration, and how names of weights change.
 
     Raises ModelError where the engine, or this machine's memory, cannot take it, and what transformers raises.

@@ -10,14 +10,14 @@ import torch
 from kvq_core.errors import PATH, ModelError, abbreviate, did_you_mean
 from kvq_core.models import bundled, identity
 from kvq_core.models.choice import KNOWN
-from kvq_core.models.source import Source, portable
+from kvq_core.models.source import ModelSource, portable
 from kvq_core.models.source import title as title_of
 from kvq_core.spec import DEFAULT_MODEL
 
 TOKENIZER = "tokenizer.*", "tokenizer_config.json", "vocab.*", "*.model", "*.tiktoken"  # one of them, at least
 
 
-def known_by(source: Source, id: str, folder: Path, commit: str | None) -> dict[str, Any]:
+def known_by(source: ModelSource, id: str, folder: Path, commit: str | None) -> dict[str, Any]:
     """Fields of a LoadedModel: id and title by which it is known on every machine, and its hashes."""
     file = source.file
     weights = commit or (file.sha256 if file else identity.weights_of(folder))
@@ -33,7 +33,7 @@ def known_by(source: Source, id: str, folder: Path, commit: str | None) -> dict[
     }
 
 
-def weights_bytes_of(source: Source, id: str, folder: Path) -> int | None:
+def weights_bytes_of(source: ModelSource, id: str, folder: Path) -> int | None:
     """Of the file that holds the weights as they are shipped; None of a GGUF file that an older version converted, and
     of a bundled one whose package is gone."""
     if source.file is not None:
@@ -47,7 +47,7 @@ class Incomplete(ModelError):
     """Of a directory that lacks a file which no model goes without."""
 
 
-def tokenizer_of(id: str, source: Source, options: dict[str, Any]) -> Any:
+def tokenizer_of(id: str, source: ModelSource, options: dict[str, Any]) -> Any:
     """The model's tokenizer. Raises ModelError for a directory that has none, and what transformers raises."""
     from transformers import AutoTokenizer
 

@@ -51,7 +51,7 @@ class Batched(Attends, Protocol):
     def apart(self, padding: Sequence[int]) -> Attends: ...
 
 
-class Ticket(NamedTuple):
+class EnteringTokens(NamedTuple):
     """New tokens on their way to the layer that keeps them."""
 
     layer: "TicketLayer"
@@ -60,7 +60,7 @@ class Ticket(NamedTuple):
     how: Scoring
 
 
-class Call(NamedTuple):
+class LastCall(NamedTuple):
     """The tokens that entered last, and what the layer was before."""
 
     marks: list[Hashable]
@@ -79,14 +79,14 @@ class TicketLayer(CacheLayerMixin):
         self.layer: Attends = layer
         self.empty, self.how = layer, how
         self.padding: list[int] = []  # before each row's prompt, where a batch has any
-        self.record_past, self.last = False, cast("Call | None", None)
+        self.record_past, self.last = False, cast("LastCall | None", None)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         self.is_initialized = True
-        ticket = Ticket(self, key_states, value_states, self.how)
+        ticket = EnteringTokens(self, key_states, value_states, self.how)
         return ticket, ticket
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, padding: list[int]) -> Tensor:
@@ -95,7 +95,7 @@ class TicketLayer(CacheLayerMixin):
             self.layer, self.padding = self.empty.apart(padding), padding
         if any(padding) and padding != self.padding:
             raise ModelError("A packed cache hides padding before the prompt, and nothing that has entered already.")
-        self.last = Call(self.layer.mark(), queries, keys, values) if self.record_past else None
+        self.last = LastCall(self.layer.mark(), queries, keys, values) if self.record_past else None
         return self.layer.attend(queries, keys, values, self.how)
 
     def activate_past_recording(self) -> None:
@@ -196,7 +196,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     if is_attended():  # from here on as without this cache
         return attention(module, query, key, value, None, scaling=scaling, **kwargs)
-    if not isinstance(key, Ticket):
+    if not isinstance(key, EnteringTokens):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     if kwargs.pop("output_attentions", None):
         raise ModelError("A packed cache gives no attention weights; leave out output_attentions.")
@@ -214,7 +214,7 @@ def _seen(mask: Tensor) -> Tensor:
     return (mask & ~padding[..., None]).any(-2)
 
 
-def _padding(mask: Tensor, ticket: Ticket) -> list[int]:
+def _padding(mask: Tensor, ticket: EnteringTokens) -> list[int]:
     """Tokens of padding before each row of a bool mask (batch, 1, n, tokens).
 
     Raises ModelError where it hides anything else from a token than the future, what its window has left behind and

@@ -10,7 +10,7 @@ from pathlib import Path
 from kvq_core.errors import KvqError, ModelError
 from kvq_core.models import identity
 from kvq_core.models.gguf.fetching import Fetched, fetched_to
-from kvq_core.models.gguf.folder import Step, converted
+from kvq_core.models.gguf.folder import ConversionStep, converted
 from kvq_core.models.gguf.published import NAME, REPO, SECOND_MODEL, SHA256, SIZE
 from kvq_core.models.source import find, path_of
 from kvq_core.settings import settings
@@ -64,7 +64,7 @@ def _checked(file: Path) -> Path:
     raise ModelError(f"{file} is not {NAME} of {REPO}: it has {found}. Put the published file there.")
 
 
-def _steps() -> Generator[Step, None, None]:
+def _steps() -> Generator[ConversionStep, None, None]:
     if not is_converted():
         file = local_file() or (yield from download())
         yield from find(str(file.resolve()), None)

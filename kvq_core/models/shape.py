@@ -13,7 +13,7 @@ from kvq_core.models.body import rotary_of
 from kvq_core.models.kinds import kinds_of
 from kvq_core.models.rope import Apply, LayeredRope, Rope
 from kvq_core.models.scoring import Scoring
-from kvq_core.models.survey import Call, attention_modules, survey
+from kvq_core.models.survey import AttentionCall, attention_modules, survey
 from kvq_core.sizing.layers import LayerKind
 
 # transformers rotates them by halves and llama.cpp by neighbours: its converter permutes rows of their query and key
@@ -99,7 +99,7 @@ def scoring_of(model: Any) -> tuple[Scoring | None, ...]:
     )
 
 
-def _scoring(model: Any, kind: LayerKind, call: Call, reads: int | None) -> Scoring:
+def _scoring(model: Any, kind: LayerKind, call: AttentionCall, reads: int | None) -> Scoring:
     """Of a layer that attends to what one of this kind holds."""
     sinks = None if call.sinks is None else getattr(model.get_submodule(call.module), call.sinks).detach()
     window, chunk = (kind.window if kind.kind == name else None for name in ("sliding", "chunked"))

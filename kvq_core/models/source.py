@@ -12,7 +12,7 @@ from kvq_core.machine import files
 from kvq_core.models import bundled, identity
 from kvq_core.models.gguf import hub
 from kvq_core.models.gguf.fetching import reachable, unreachable
-from kvq_core.models.gguf.folder import Converted, Found, Step, converted, last
+from kvq_core.models.gguf.folder import ConversionStep, Converted, Found, converted, last
 from kvq_core.models.gguf.published import PREFIX, SECOND_MODEL, TITLE
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
@@ -22,7 +22,7 @@ FILE, FOLDER = PREFIX, "dir:"  # what the ids of a converted GGUF file and of a 
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """Where a model is loaded from."""
 
     place: str  # a folder, or a Hub id
@@ -30,23 +30,23 @@ class Source:
     file: Converted | None = None  # of a converted GGUF file
 
 
-def find(id: str, revision: str | None) -> Generator[Step, None, Source]:
+def find(id: str, revision: str | None) -> Generator[ConversionStep, None, ModelSource]:
     """What an id stands for. A GGUF file that is not on this machine yet is downloaded, and converted, telling how far.
 
     Raises ModelError for ids that are none of these, or not allowed on this instance.
     """
     if (named := hub.parts(id)) is not None:
         file = yield from _converted((yield from announce(hub.download(*named, revision))))
-        return Source(str(file.folder), file=file)
+        return ModelSource(str(file.folder), file=file)
     path = path_of(id)
     if revision is not None and (path is not None or id == DEFAULT_MODEL):
         raise ModelError(
             f"revision = {revision!r}: {excerpt(id)} is on this machine and has no revisions; leave it out."
         )
     if id == DEFAULT_MODEL:
-        return Source(str(bundled_folder()))
+        return ModelSource(str(bundled_folder()))
     if path is None:
-        return Source(_checked_hub_id(id), revision)
+        return ModelSource(_checked_hub_id(id), revision)
     if id.startswith(FILE):
         if (held := converted(path)) is None:
             known = f" It is {TITLE}: make second-model fetches and converts it." if id == SECOND_MODEL else ""
@@ -54,7 +54,7 @@ def find(id: str, revision: str | None) -> Generator[Step, None, Source]:
                 f"Model {excerpt(id)} is not converted on this machine: give the path of its .gguf file, once, or its "
                 f"name on the Hub, such as owner/repo:file.gguf.{known}"
             )
-        return Source(str(path), file=held)
+        return ModelSource(str(path), file=held)
     if settings().public or not (path.is_file() if _is_gguf(path) else (path / "config.json").is_file()):
         raise ModelError(
             f"Model {abbreviate(repr(id), PATH)} is not a model directory or .gguf file this instance may read; "
@@ -62,11 +62,11 @@ def find(id: str, revision: str | None) -> Generator[Step, None, Source]:
         )
     if _is_gguf(path):
         file = yield from _converted(path)
-        return Source(str(file.folder), file=file)
-    return Source(str(path))
+        return ModelSource(str(file.folder), file=file)
+    return ModelSource(str(path))
 
 
-def resolve(id: str, revision: str | None) -> Source:
+def resolve(id: str, revision: str | None) -> ModelSource:
     """``find``, to its end."""
     return last(find(id, revision))
 
@@ -80,7 +80,7 @@ class Files(NamedTuple):
     options: dict[str, Any]
 
 
-def files_of(source: Source) -> Files:
+def files_of(source: ModelSource) -> Files:
     """Where a model is read from. Raises OSError for one that cannot be had."""
     from transformers.utils.hub import cached_file, extract_commit_hash
 
@@ -111,7 +111,7 @@ def path_of(id: str) -> Path | None:
     return path if path.is_absolute() or id.startswith((".", "~")) or _is_gguf(path) else None
 
 
-def portable(source: Source, id: str, whole: str) -> str:
+def portable(source: ModelSource, id: str, whole: str) -> str:
     """The id by which a loaded model is known on every machine: local ones by what decides their answers, of which
     ``whole`` is the hash. A directory's place is remembered, so that its runs can be made again on this machine."""
     if source.file is not None:
@@ -137,7 +137,7 @@ def known_as(id: str) -> str:
     return portable(source, id, "" if source.file else identity.whole_of(identity.weights_of(folder), folder))
 
 
-def title(source: Source, id: str) -> str:
+def title(source: ModelSource, id: str) -> str:
     """How people know the model; a path stays on its machine."""
     if source.file is not None:
         return Path(source.file.file).stem
@@ -149,7 +149,7 @@ def bundled_folder() -> Path:
     return bundled.convert(bundled.folder())
 
 
-def _converted(path: Path) -> Generator[Step, None, Converted]:
+def _converted(path: Path) -> Generator[ConversionStep, None, Converted]:
     """A GGUF file's conversion, kept under the file's hash; one process converts while others wait."""
     from kvq_core.models.gguf.conversion import convert  # with it the reader of files, which most models never need
     from kvq_core.models.gguf.header import read_header
@@ -173,15 +173,15 @@ def _converted(path: Path) -> Generator[Step, None, Converted]:
     return found
 
 
-def converting() -> Step | None:
+def converting() -> ConversionStep | None:
     """How far the file is that is being downloaded or converted; None where none is. Does not wait."""
     return next(iter(_now.values()), None)
 
 
-_now: dict[str, Step] = {}  # of the one file that is on its way in this process
+_now: dict[str, ConversionStep] = {}  # of the one file that is on its way in this process
 
 
-def announce(steps: Generator[Step, None, Found]) -> Generator[Step, None, Found]:
+def announce(steps: Generator[ConversionStep, None, Found]) -> Generator[ConversionStep, None, Found]:
     """The same steps, which others may ask for meanwhile."""
     try:
         while True:

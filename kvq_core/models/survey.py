@@ -22,7 +22,7 @@ _NAME = "kvq_survey"
 
 
 @dataclass(frozen=True)
-class Call:
+class AttentionCall:
     """A layer's call of its attention: the ``module`` that makes it, by name, what q·k is multiplied with, soft-cap and
     window as it hands them on, the name of the parameter that holds its sinks, and the shapes of its tensors."""
 
@@ -42,10 +42,10 @@ class Unlike(ModelError):
 
 
 _CALLS: ContextVar[list[tuple[nn.Module, int, dict[str, Any]]] | None] = ContextVar("calls", default=None)
-_known: "WeakKeyDictionary[nn.Module, dict[int, Call]]" = WeakKeyDictionary()
+_known: "WeakKeyDictionary[nn.Module, dict[int, AttentionCall]]" = WeakKeyDictionary()
 
 
-def survey(model: Any) -> dict[int, Call]:
+def survey(model: Any) -> dict[int, AttentionCall]:
     """The calls of a transformers model, by layer. Raises Unlike with the reason, which begins with "its"."""
     if model not in _known:
         _known[model] = _surveyed(model)
@@ -57,7 +57,7 @@ def attention_modules(model: Any) -> dict[int, nn.Module]:
     return {layer: model.get_submodule(call.module) for layer, call in survey(model).items()}
 
 
-def _surveyed(model: Any) -> dict[int, Call]:
+def _surveyed(model: Any) -> dict[int, AttentionCall]:
     calls: list[tuple[nn.Module, int, dict[str, Any]]] = []
     with torch.device("meta"), torch.no_grad(), _unchecked_distributions(), _listening(calls):
         try:
@@ -73,7 +73,10 @@ def _surveyed(model: Any) -> dict[int, Call]:
     if len(set(layers)) < len(layers):
         raise Unlike("its layers do not all attend once a token")
     names = {id(module): name for name, module in twin.named_modules()}
-    return {layer: Call(module=names[id(module)], **told) for module, layer, told in sorted(calls, key=lambda c: c[1])}
+    return {
+        layer: AttentionCall(module=names[id(module)], **told)
+        for module, layer, told in sorted(calls, key=lambda c: c[1])
+    }
 
 
 @contextmanager

@@ -13,7 +13,7 @@ SHOWN = 40  # characters of a text from its first difference on
 
 
 @dataclass(frozen=True)
-class Turn:
+class ChatTurn:
     """Text that enters the cache together; ``answered``: the assistant's, which came token by token."""
 
     text: str
@@ -38,7 +38,7 @@ def turn_ids(
     return found
 
 
-def turns(tokenizer: Any, model: str, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Turn]:
+def turns(tokenizer: Any, model: str, messages: Sequence[Message], tools: Sequence[Tool]) -> list[ChatTurn]:
     """The conversation as the model's chat template puts it, ready to be answered, in turns that follow one another.
 
     Raises SpecError where the template refuses it, leaves out a text, a call or a tool, or writes earlier turns in
@@ -62,9 +62,9 @@ def turns(tokenizer: Any, model: str, messages: Sequence[Message], tools: Sequen
         if message.role == "assistant":
             for end, answered in ((put(told[:n], True), False), (put(told[: n + 1], False), True)):
                 _check_goes_on(whole, end, model, n + 1)
-                found.append(Turn(whole[at : len(end)], answered))
+                found.append(ChatTurn(whole[at : len(end)], answered))
                 at = len(end)
-    return [*found, Turn(whole[at:], False)]
+    return [*found, ChatTurn(whole[at:], False)]
 
 
 def _check_goes_on(whole: str, start: str, model: str, number: int) -> None:

@@ -5,6 +5,6 @@ Imports what codecs declare as their packed form, kernels, engine, methods, mode
 """
 
 from kvq_core.packed.cache import packed_cache
-from kvq_core.packed.measurement import LaneMeasurement, Request, label_of, measure
+from kvq_core.packed.measurement import LaneMeasurement, MeasureRequest, label_of, measure
 
-__all__ = ["LaneMeasurement", "Request", "label_of", "measure", "packed_cache"]
+__all__ = ["LaneMeasurement", "MeasureRequest", "label_of", "measure", "packed_cache"]

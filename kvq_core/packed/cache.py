@@ -16,9 +16,9 @@ from kvq_core.models.rope import Rotation
 from kvq_core.models.shape import key_bias_of, rope_of, scoring_of, shape_of
 from kvq_core.models.support import check_config, check_model
 from kvq_core.packed.dense import DenseLayer
-from kvq_core.packed.layer import PackedLayer, Plan
+from kvq_core.packed.layer import PackedLayer, PackingPlan
 from kvq_core.packed.reading import ReadingLayer, shared
-from kvq_core.packed.rope_tables import Turns
+from kvq_core.packed.rope_tables import RopeTables
 from kvq_core.packed.transforms import TransformOptions
 from kvq_core.spec import Assignment, Lane
 
@@ -83,7 +83,7 @@ def packed_layers(
         raise MethodError(f"{method.title} has no packed execution here: {reason}.")
     kept = method.kept_layers(shape.layers)
     chosen = tuple(layer for layer in asked if layer not in kept)
-    plan = Plan(method, windows, path, None, ref, 0, shape.scaling, len(chosen))
+    plan = PackingPlan(method, windows, path, None, ref, 0, shape.scaling, len(chosen))
     return _layers(model, dict.fromkeys(chosen, plan), {}, 0, rotations)
 
 
@@ -99,19 +99,19 @@ def lane_layers(
     chosen = {layer: choice for choice, layers in lane.selections(shape.keyed, shape.windowed) for layer in layers}
     if not assigned and not chosen:
         raise MethodError(f"{lane.title} has no packed execution here: it quantizes nothing.")
-    plans: dict[Hashable, Plan] = {}
-    keys, values = dict[int, Plan](), dict[int, Plan]()
+    plans: dict[Hashable, PackingPlan] = {}
+    keys, values = dict[int, PackingPlan](), dict[int, PackingPlan]()
     for each in assigned:
         _check(lane, each)
         own = {a.tensor: a.window for a in assigned if a.fit == each.fit}
         windows = own.get("keys", UNTOUCHED), own.get("values", UNTOUCHED)
         asked = TransformOptions(each.center, each.rotation)
-        plan = Plan(each.method, windows, path, None, ref, room, shape.scaling, len(each.layers), asked)
+        plan = PackingPlan(each.method, windows, path, None, ref, room, shape.scaling, len(each.layers), asked)
         plans.setdefault(each.fit, plan)
     for each in assigned:
         (keys if each.tensor == "keys" else values).update(dict.fromkeys(each.layers, plans[each.fit]))
     if left := set(chosen) - {*keys, *values}:  # stored in fp16, but read only in part
-        untouched = Plan(make("fp16"), (UNTOUCHED, UNTOUCHED), path, None, ref, room, shape.scaling)
+        untouched = PackingPlan(make("fp16"), (UNTOUCHED, UNTOUCHED), path, None, ref, room, shape.scaling)
         keys.update(dict.fromkeys(left, untouched))
     made = _layers(model, keys, values, room, rotations)
     choosing = [
@@ -136,7 +136,11 @@ def _check(lane: Lane, each: Assignment) -> None:
 
 
 def _layers(
-    model: Any, keys: dict[int, Plan], values: dict[int, Plan], room: int, rotations: tuple[Rotation, ...] | None
+    model: Any,
+    keys: dict[int, PackingPlan],
+    values: dict[int, PackingPlan],
+    room: int,
+    rotations: tuple[Rotation, ...] | None,
 ) -> list[PackedLayer | DenseLayer]:
     """Layers by the plans of their keys and of their values, in float16 where a layer is in neither."""
     plans = {id(plan): plan for plan in (*keys.values(), *values.values())}
@@ -144,7 +148,7 @@ def _layers(
     found = (rotations or probe(model, rope_of(model, TOKENS))) if pre else ()
     rope = rope_of(model, TOKENS)
     tables = {index: (found[index], rope.number_of(index)) for index in pre}
-    turns = {own: Turns(model, max(1024, room), own[0], index) for index, own in tables.items()}
+    turns = {own: RopeTables(model, max(1024, room), own[0], index) for index, own in tables.items()}
     biased = any(plan.asked.center == "bias" for plan in plans.values())
     bias = key_bias_of(model) if biased else None
     made = {
@@ -166,12 +170,12 @@ def _layers(
     return [layer(index) for index in range(len(kinds))]
 
 
-def _asks_rope(plan: Plan | None) -> bool:
+def _asks_rope(plan: PackingPlan | None) -> bool:
     """Whether a plan's method stores keys before RoPE, or less a constant."""
     return plan is not None and (plan.method.key_space == "pre" or plan.asked.center != "none")
 
 
-def _on_layer(plan: Plan, turns: Turns, bias: Tensor | None) -> Plan:
+def _on_layer(plan: PackingPlan, turns: RopeTables, bias: Tensor | None) -> PackingPlan:
     """A plan as it is for a layer of that RoPE and bias of the keys."""
     asked = plan.asked if plan.asked.center == "none" else plan.asked.on(turns, bias)
     return replace(plan, turns=turns if plan.method.key_space == "pre" else None, asked=asked)

@@ -19,7 +19,7 @@ class Decoded(NamedTuple):
     peak_gb: float
 
 
-class Measured(NamedTuple):
+class MeasuredGpu(NamedTuple):
     """One device: versions and kernels, whether these have changed since, the model's shape and its tokens in the
     cache, and how many of the project's targets are held, open and missed."""
 
@@ -48,9 +48,9 @@ class Measured(NamedTuple):
         ) + (f" {CHANGED}" if self.changed else "")
 
 
-def measured_gpus(file: Path = SHIPPED) -> list[Measured]:
+def measured_gpus(file: Path = SHIPPED) -> list[MeasuredGpu]:
     """By device; none where nothing was measured."""
     if not file.is_file():
         return []
     told = json.loads(file.read_text(encoding="utf-8"))
-    return [Measured(**{**each, "rows": tuple(Decoded(**row) for row in each["rows"])}) for each in told]
+    return [MeasuredGpu(**{**each, "rows": tuple(Decoded(**row) for row in each["rows"])}) for each in told]

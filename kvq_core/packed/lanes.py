@@ -9,7 +9,7 @@ from kvq_core.errors import LimitError, MethodError
 from kvq_core.events import Loading
 from kvq_core.machine.memory import memory_errors_as_limits
 from kvq_core.models import LoadedModel, with_model
-from kvq_core.packed import LaneMeasurement, Request, label_of, measure
+from kvq_core.packed import LaneMeasurement, MeasureRequest, label_of, measure
 from kvq_core.pipeline.loading import load_model
 from kvq_core.pipeline.prompt import render
 from kvq_core.spec import ComparisonSpec, Lane
@@ -35,7 +35,7 @@ class SkippedLane:
 Progress = Loading | Begins | LaneMeasurement | SkippedLane
 
 
-def measure_spec(spec: ComparisonSpec, request: Request) -> Generator[Progress]:
+def measure_spec(spec: ComparisonSpec, request: MeasureRequest) -> Generator[Progress]:
     """The unquantized cache, then every lane, one at a time. One that does not fit into memory is left out.
 
     Raises KvqError where the prompt, the model or the request cannot be measured at all.
@@ -49,7 +49,9 @@ def measure_spec(spec: ComparisonSpec, request: Request) -> Generator[Progress]:
         yield _measured(model, lane, ids, request)
 
 
-def _measured(model: LoadedModel, lane: Lane | None, ids: list[int], request: Request) -> LaneMeasurement | SkippedLane:
+def _measured(
+    model: LoadedModel, lane: Lane | None, ids: list[int], request: MeasureRequest
+) -> LaneMeasurement | SkippedLane:
     try:
         with memory_errors_as_limits():
             return measure(model, lane, ids, request)

@@ -10,19 +10,19 @@ from torch import Tensor
 from kvq_core.codecs.queries import QueryRounding
 from kvq_core.engine.rotation import asked_turned, rounded_turned
 from kvq_core.errors import MethodError
-from kvq_core.methods import Method, ModelRef, Prompt, Selection, Window
+from kvq_core.methods import KeySelection, Method, ModelRef, Prompt, Window
 from kvq_core.methods.base import Select
 from kvq_core.methods.eviction import Evicting
 from kvq_core.models.scoring import Scoring, causal_attention
 from kvq_core.packed import transforms
 from kvq_core.packed.attention import Fresh, StepQueries, attention
 from kvq_core.packed.ragged import FEW, RaggedLayer, in_steps
-from kvq_core.packed.rope_tables import Turns
+from kvq_core.packed.rope_tables import RopeTables
 from kvq_core.packed.tensors import AS_IT_IS, Side, StoreSide, StreamSide, side_of
 
 
 @dataclass(frozen=True)
-class Plan:
+class PackingPlan:
     """How one method stores keys, values or both of some layers of one cache. ``turns``: the method's keys are those
     before RoPE; ``ref``: the model, for methods with learned data; ``room``: packed tokens to allocate ahead;
     ``scaling`` of the scores of each layer of the model, 1/sqrt(head_dim) where it is not given."""
@@ -30,7 +30,7 @@ class Plan:
     method: Method
     windows: tuple[Window, Window]
     path: Path = "auto"
-    turns: Turns | None = None
+    turns: RopeTables | None = None
     ref: ModelRef | None = None
     room: int = 0
     scaling: tuple[float, ...] = ()
@@ -39,7 +39,7 @@ class Plan:
     waiting: "list[Waiting]" = field(default_factory=list)
 
     @property
-    def stored(self) -> Turns | None:
+    def stored(self) -> RopeTables | None:
         """RoPE of the keys as they are stored: keys left alone are kept after it, whatever the method's space."""
         return None if self.windows[0].step is None else self.turns
 
@@ -49,7 +49,7 @@ class Waiting:
     """A layer's prompt, unquantized, until the plan's last layer has come: its method decides over all of them."""
 
     layer: "PackedLayer"
-    plan: Plan
+    plan: PackingPlan
     queries: Tensor | None
     keys: Tensor
     values: Tensor
@@ -75,10 +75,10 @@ class PackedLayer:
     ``values``: the plan of the values, where that is another one than of the keys. ``selection``: what chooses the keys
     that are read, beside what stores them; of a layer whose keys are chosen nothing is fused."""
 
-    plan: Plan
+    plan: PackingPlan
     index: int = 0
-    values: Plan | None = None
-    selection: Selection | None = None
+    values: PackingPlan | None = None
+    selection: KeySelection | None = None
     keys_side: Side | None = None
     values_side: Side | None = None
     select: Select | None = None

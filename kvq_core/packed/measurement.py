@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from kvq_core.errors import MethodError, ModelError, SpecError
+from kvq_core.frozen import Frozen
 from kvq_core.models import LoadedModel
 from kvq_core.models.scoring import Scoring
 from kvq_core.models.survey import survey
@@ -27,10 +28,8 @@ Limit = Literal["context", "batch"]
 MOST: dict[Limit, int] = {"context": 1 << 22, "batch": 1 << 14}
 
 
-class Request(BaseModel):
+class MeasureRequest(Frozen):
     """What to run: so many rows of so many prompt tokens, then so many steps."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tokens: int | None = Field(None, ge=1)  # the prompt is repeated or cut to this length; None leaves it as it is
     new_tokens: int = Field(32, ge=WARM_UP + 1, le=4096)
@@ -72,7 +71,7 @@ Layers = Sequence[PackedLayer | DenseLayer | ReadingLayer]
 Make = Callable[[int], Layers]  # tokens to allocate room for -> empty layers
 
 
-def measure(model: LoadedModel, lane: Lane | None, ids: list[int], request: Request) -> LaneMeasurement:
+def measure(model: LoadedModel, lane: Lane | None, ids: list[int], request: MeasureRequest) -> LaneMeasurement:
     """Run one lane, or for None the unquantized cache in the model's dtype.
 
     Raises MethodError where the lane has no packed execution, SpecError where the prompt and the new tokens exceed the
@@ -114,7 +113,7 @@ def measure(model: LoadedModel, lane: Lane | None, ids: list[int], request: Requ
     )
 
 
-def _checked(model: LoadedModel, lane: Lane | None, request: Request, total: int) -> Make:
+def _checked(model: LoadedModel, lane: Lane | None, request: MeasureRequest, total: int) -> Make:
     """What makes the layers of a lane that can be run with so many tokens, on this machine."""
     if total > model.shape.context:
         raise SpecError(f"{total} tokens exceed the {model.shape.context} of {model.id}; lower tokens or new_tokens.")

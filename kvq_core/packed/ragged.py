@@ -21,7 +21,7 @@ def in_steps(queries: Tensor, keys: Tensor, values: Tensor, held: Sequence[Store
     return outs[0] if len(outs) == 1 else torch.cat(outs, 1)
 
 
-class Row(Protocol):
+class RowCache(Protocol):
     """A layer's cache of one row."""
 
     @property
@@ -52,12 +52,12 @@ class RaggedLayer:
     ``whole``: keys and values of all rows, where a step is the launches of one; a prompt, and several tokens at once,
     are read row by row."""
 
-    rows: Sequence[Row]
+    rows: Sequence[RowCache]
     padding: Sequence[int]
     whole: list[Store] = field(default_factory=list)
 
     @classmethod
-    def of(cls, make: Callable[[], Row], padding: Sequence[int]) -> "RaggedLayer":
+    def of(cls, make: Callable[[], RowCache], padding: Sequence[int]) -> "RaggedLayer":
         """Empty rows."""
         return cls([make() for _ in padding], padding)
 

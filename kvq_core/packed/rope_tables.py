@@ -13,7 +13,7 @@ from kvq_core.models.shape import rope_of
 
 
 @dataclass
-class Turns:
+class RopeTables:
     """Tables of a model, made anew at twice the length when the text outgrows them. Layers without RoPE (``rotation``
     "none") turn by nothing.
 

@@ -11,7 +11,7 @@ from kvq_core.codecs.forms import Packed, Read
 from kvq_core.codecs.stream import Stream
 from kvq_core.errors import MethodError
 from kvq_core.methods import Codec, Window
-from kvq_core.packed.rope_tables import Turns
+from kvq_core.packed.rope_tables import RopeTables
 from kvq_core.packed.transforms import Transform
 
 AS_IT_IS = Transform()
@@ -63,7 +63,7 @@ class StoreSide:
     """Groups of codes in a growing store. ``turns``: it holds keys before RoPE."""
 
     store: Store
-    turns: Turns | None
+    turns: RopeTables | None
     path: Path
     enters: ClassVar[torch.dtype] = torch.float16
 
@@ -125,7 +125,7 @@ class StreamSide:
     """
 
     stream: Stream
-    turns: Turns | None
+    turns: RopeTables | None
     form: Packed | None
     reads: list[Read] = field(default_factory=list)
 
@@ -208,7 +208,7 @@ def side_of(
     codec: Codec | None,
     window: Window,
     x: Tensor,
-    turns: Turns | None,
+    turns: RopeTables | None,
     path: Path,
     room: int = 0,
     behind: Transform = AS_IT_IS,
@@ -236,7 +236,7 @@ def side_of(
     return StoreSide(store, turns, path)
 
 
-def _against(q: Tensor, kept: Tensor, start: int, turns: Turns | None) -> Tensor:
+def _against(q: Tensor, kept: Tensor, start: int, turns: RopeTables | None) -> Tensor:
     """Scores of full-precision keys, the first of them at position ``start``."""
     keys = kept.float()
     return q.float() @ (keys if turns is None else turns.rotate(keys, start)).transpose(-1, -2)

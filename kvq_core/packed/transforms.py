@@ -9,7 +9,7 @@ from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.engine.centering import center_of, centred
 from kvq_core.engine.rotation import rotated, rotation_of
 from kvq_core.methods import Prompt
-from kvq_core.packed.rope_tables import Turns
+from kvq_core.packed.rope_tables import RopeTables
 from kvq_core.spec import Centering, Rotation
 
 
@@ -32,7 +32,7 @@ class TransformOptions:
 
     center: Centering = "none"
     rotation: tuple[Rotation, int | None] = ("none", None)
-    turns: Turns | None = None
+    turns: RopeTables | None = None
     bias: Tensor | None = None
 
     @property
@@ -50,6 +50,6 @@ class TransformOptions:
         rotation = rotation_of(*self.rotation, prompt)
         return rotated(centred(prompt, center), rotation, keys=not pre), Transform(center, rotation)
 
-    def on(self, turns: Turns, bias: Tensor | None) -> "TransformOptions":
+    def on(self, turns: RopeTables, bias: Tensor | None) -> "TransformOptions":
         """Of a layer that is centred."""
         return replace(self, turns=turns, bias=bias)

@@ -21,7 +21,7 @@ from kvq_core.logs import log_run
 from kvq_core.machine.memory import memory_errors_as_limits
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.assemble import assemble, id_of, place_of
-from kvq_core.pipeline.batch import Answer
+from kvq_core.pipeline.batch import GivenAnswer
 from kvq_core.pipeline.compare import save_finished, stored
 from kvq_core.pipeline.loading import load_model
 from kvq_core.pipeline.prompt import script
@@ -170,7 +170,7 @@ class Addition(Run):
         apart = self.spec.capture.detail == "off"  # what is captured is against a reference in the same batch
         logits = (yield from self._logits(tokens)) if apart else None
         wrote = [lane.token_ids for lane in self.parent.lanes if lane.token_ids]
-        self.answer = Answer(tokens, floor.near_tie_margin if floor else 0.0, logits, wrote)
+        self.answer = GivenAnswer(tokens, floor.near_tie_margin if floor else 0.0, logits, wrote)
         self.seconds["encode"] = self.seconds.get("encode", 0.0) + time.perf_counter() - began
 
     def _logits(self, tokens: list[int]) -> Generator[Event, None, Tensor]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kvq_core.engine.decode import Decode
 from kvq_core.engine.prefill import Precision
-from kvq_core.engine.prefill import Prefill as Reading
+from kvq_core.engine.prefill import SharedPrefill as Reading
 from kvq_core.engine.script import Script
 from kvq_core.errors import ModelError, SpecError, StoreError, excerpt
 from kvq_core.events import Loading, Prefill

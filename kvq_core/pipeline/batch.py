@@ -8,14 +8,14 @@ from functools import partial
 import torch
 
 from kvq_core.capture.collect import Captures
-from kvq_core.capture.plan import Plan
+from kvq_core.capture.plan import CapturePlan
 from kvq_core.capture.scores import Extent
 from kvq_core.engine.decode import Decode
 from kvq_core.engine.fit import Shared
 from kvq_core.engine.kernel_floor import KernelFloor
 from kvq_core.engine.key_log import Kit, Place
 from kvq_core.engine.lane_state import LaneState
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.replaying import kit_of, log_of
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.script import Script
@@ -34,7 +34,7 @@ KERNEL_FLOOR = Lane(label="Another kernel", method="fp16")
 
 
 @dataclass(frozen=True)
-class Answer:
+class GivenAnswer:
     """What a reference answered in a run before: its tokens, up to which of its margins a flip is a near-tie, and its
     logits (positions, vocabulary) by scored position, of a batch of its own; without them it rides beside the lanes.
     ``lanes``: what its lanes wrote, the likeliest last."""
@@ -57,14 +57,14 @@ class Batch:
     model: LoadedModel
     spec: ComparisonSpec
     script: Script
-    prefill: Prefill
+    prefill: SharedPrefill
     lanes: list[Lane]
-    plan: Plan | None
+    plan: CapturePlan | None
     stress: AppliedStress | None = None
     shared: Shared = field(default_factory=Shared)
     first: "Batch | None" = None  # None: this one
     kernel: KernelFloor | None = None  # rides in the first batch
-    answer: Answer | None = None  # that is followed again
+    answer: GivenAnswer | None = None  # that is followed again
     against: ReferenceAnswer | None = None  # of a reference that is another file
     replayed: bool = False  # whether what maps can be computed from later is to be kept
     kit: Kit | None = field(init=False, default=None)

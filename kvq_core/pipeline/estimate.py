@@ -11,7 +11,7 @@ from kvq_core.models import LoadedModel, converting, load, with_model
 from kvq_core.pipeline.answer import check_reference
 from kvq_core.pipeline.footprint import batch_size, batches, run_bytes
 from kvq_core.pipeline.prompt import script
-from kvq_core.pipeline.timings import Stages, Work, methods_of, predict, read_timings
+from kvq_core.pipeline.timings import Stages, TimedWork, methods_of, predict, read_timings
 from kvq_core.spec import TENSORS, Assignment, ComparisonSpec, Lane, Tensor
 
 
@@ -64,7 +64,7 @@ def estimate_on(model: LoadedModel, spec: ComparisonSpec) -> Estimate:
     lanes = [_lane(lane, model, prompt, prompt + new - 1) for lane in spec.lanes]
     size = batch_size(model, spec, read, new)
     count = len(batches(spec.lanes, size))
-    work = Work(prompt, new, spec.forced_rows, methods_of(spec.lanes), through, count)
+    work = TimedWork(prompt, new, spec.forced_rows, methods_of(spec.lanes), through, count)
     stages = predict(model.id, spec.capture.detail, work)
     weights = sum(p.numel() * p.element_size() for p in model.model.parameters())
     extra = run_bytes(model, spec, read, new, size)

@@ -9,9 +9,10 @@ import tomllib
 from functools import cache
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from kvq_core.errors import KvqError, SpecError
+from kvq_core.frozen import Frozen
 from kvq_core.presets import FOLDER, preset
 from kvq_core.spec import ComparisonSpec, parse_spec
 from kvq_core.store.store import Store, open_store
@@ -21,10 +22,8 @@ RUNS = FOLDER / "runs"
 MOST_BYTES = 12_000_000  # of all of them together
 
 
-class Example(BaseModel):
+class Example(Frozen):
     """A preset's comparison with some fields replaced; lanes and model are the preset's own where none are given."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     title: str

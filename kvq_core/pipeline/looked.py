@@ -110,7 +110,7 @@ def looking_on(
     spec = spec_of_look(whole, lanes, layer)
     read = script(model, spec)
     place = {**place_of(model, spec.lanes), "parent": whole.parent or whole.id, "looked": LOOKED_AT}
-    look = Looking(
+    look = LookAddition(
         id_of(spec.canonical(), read.ids, place), model, spec, read, owner, whole, layer=layer, at=tuple(lanes)
     )
     with log_run(look.id, spec.question, model=spec.model, parent=place["parent"], layer=layer) as told:
@@ -139,7 +139,7 @@ def spec_of_look(whole: Record, lanes: Sequence[int], layer: int) -> ComparisonS
 
 
 @dataclass
-class Looking(Addition):
+class LookAddition(Addition):
     """Lanes led along the answer of ``parent`` again, beside its reference, up to a ``layer``; ``at``: which of its
     lanes they are. ``found`` is what was seen."""
 

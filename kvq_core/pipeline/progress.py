@@ -11,7 +11,7 @@ def waiting(lane: Lane) -> LaneProgress:
     return LaneProgress(lane.label, [], [], [], None)
 
 
-class Progress:
+class BatchProgress:
     """What has been told of a batch so far."""
 
     def __init__(self, batch: Batch):

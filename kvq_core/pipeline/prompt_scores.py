@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.engine.lane_state import LaneState
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.script import Script, Segment
 from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.models import LoadedModel
@@ -61,7 +61,7 @@ class Scores:
     def of(
         cls,
         model: LoadedModel,
-        prefill: Prefill,
+        prefill: SharedPrefill,
         running: list[LaneState],
         positions: list[int],
         first: int,

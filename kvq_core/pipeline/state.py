@@ -4,12 +4,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from kvq_core.capture.plan import Plan, plan_of
+from kvq_core.capture.plan import CapturePlan, plan_of
 from kvq_core.engine.fit import Shared
 from kvq_core.engine.held import READINGS, Reading, key_of
 from kvq_core.engine.kernel_floor import KernelFloor
 from kvq_core.engine.key_log import Replay
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.script import Script
 from kvq_core.engine.stress import AppliedStress, ReferenceShift, apply_stress
 from kvq_core.events import Encoding, Event, LaneProgress, Step, Summarizing
@@ -17,10 +17,10 @@ from kvq_core.events import Prefill as PrefillEvent
 from kvq_core.models import LoadedModel
 from kvq_core.models.rounding import Rounding
 from kvq_core.pipeline.answer import ReferenceAnswer
-from kvq_core.pipeline.batch import Answer, Batch
+from kvq_core.pipeline.batch import Batch, GivenAnswer
 from kvq_core.pipeline.footprint import batch_size, batches, held_of
 from kvq_core.pipeline.lanes import LaneResult, lanes_of
-from kvq_core.pipeline.progress import Progress, waiting
+from kvq_core.pipeline.progress import BatchProgress, waiting
 from kvq_core.pipeline.prompt_scores import prompt_positions, turn_positions
 from kvq_core.record.fields import Record
 from kvq_core.spec import ComparisonSpec, Lane
@@ -37,14 +37,14 @@ class Run:
     owner: str = ""  # whose reading of the prompt may be held
     parent: Record | None = None  # the finished run whose answer is followed
     against: ReferenceAnswer | None = None  # of a reference that is another file
-    prefill: Prefill = field(init=False)
-    plan: Plan | None = field(init=False, default=None)
+    prefill: SharedPrefill = field(init=False)
+    plan: CapturePlan | None = field(init=False, default=None)
     size: int = field(init=False)  # lanes of a batch, at most
     batches: list[Batch] = field(init=False, default_factory=list)
     stress: AppliedStress | None = field(init=False, default=None)
     kernel: KernelFloor | None = field(init=False, default=None)
     unchanged: ReferenceShift | None = field(init=False, default=None)
-    answer: Answer | None = field(init=False, default=None)  # of the parent's reference
+    answer: GivenAnswer | None = field(init=False, default=None)  # of the parent's reference
     seconds: dict[str, float] = field(init=False, default_factory=dict)
     _key: str = field(init=False)  # of the reading
     _reading: Reading = field(init=False)
@@ -120,7 +120,7 @@ class Run:
         held = held_of(self.model, self.spec, len(self.ids), captured=self.plan is not None)
         self._key = key_of(self.model, self.ids, scored, later, held, self.spec.stress, self.owner)
         model = self.model.stepping()  # whose products lanes meet, too
-        self.prefill = Prefill(model, self.ids, scored, later, held)
+        self.prefill = SharedPrefill(model, self.ids, scored, later, held)
         passes = [self.prefill.run()]
         if self.spec.floors == "both":
             self.kernel = KernelFloor(Rounding(self.spec.seed))
@@ -153,7 +153,7 @@ class Run:
         batch.score_prompt()
 
     def _steps(self, batch: Batch, count: int) -> Iterator[Step]:
-        progress, passed = Progress(batch), (len(self.batches) - 1) * batch.decode.total
+        progress, passed = BatchProgress(batch), (len(self.batches) - 1) * batch.decode.total
         after = [waiting(lane) for lane in self.spec.lanes[len(self._done) + len(batch.lanes) :]]
         now = range(len(self._done), len(self._done) + len(batch.lanes)) if count > 1 else None
         lanes: list[LaneProgress] = []

@@ -28,7 +28,7 @@ BELIEF = 0.1  # how much a proportion counts beside a run: as one whose time is 
 
 
 @dataclass(frozen=True)
-class Work:
+class TimedWork:
     """What time grows with: prompt and answer in tokens, cached rows (lanes and floors), tokens of the prompt that pass
     ``through`` lanes' own caches, the batches in which lanes go, and their methods."""
 
@@ -70,10 +70,10 @@ def memory_file(model: str, detail: str) -> Path:
     return settings().home / "timings" / f"{name}.json"
 
 
-def read_timings(model: str, detail: str) -> list[tuple[Work, Stages]]:
+def read_timings(model: str, detail: str) -> list[tuple[TimedWork, Stages]]:
     """Runs of a model that were remembered, the newest last; rows of another version say something else."""
     rows = files.read_memo(memory_file(model, detail)) or []
-    return [(Work(p, n, k, methods), Stages(*spent)) for p, n, k, methods, *spent in rows if len(spent) == 4]
+    return [(TimedWork(p, n, k, methods), Stages(*spent)) for p, n, k, methods, *spent in rows if len(spent) == 4]
 
 
 def remember(record: Record, seconds: float) -> None:
@@ -103,7 +103,7 @@ def remember(record: Record, seconds: float) -> None:
     files.keep_memo(file, kept[-REMEMBERED:])
 
 
-def predict(model: str, detail: str, work: Work) -> Stages | None:
+def predict(model: str, detail: str, work: TimedWork) -> Stages | None:
     """None before a machine's first run of the model. Runs of normal captures stand in for those of a level that was
     not seen yet."""
     runs = read_timings(model, detail) or read_timings(model, "normal")

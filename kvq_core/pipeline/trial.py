@@ -11,7 +11,7 @@ from kvq_core.codecs.stream import Stream
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.decode import Decode
 from kvq_core.engine.lane_state import failure_line
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.models import LoadedModel
 from kvq_core.spec import ComparisonSpec, Lane
 
@@ -38,7 +38,7 @@ class Trial:
 
 def trial(model: LoadedModel, lane: Lane, ids: list[int], new: int) -> Trial:
     """Run a lane for ``new`` tokens after a prompt; what it does wrong is in the result, not raised."""
-    prefill = Prefill(model, ids)
+    prefill = SharedPrefill(model, ids)
     for _ in prefill.run():
         pass
     spec = ComparisonSpec(prompt="-", max_new_tokens=new, ignore_eos=True, free_text=False, lanes=(lane,))
@@ -76,7 +76,7 @@ def _unlike(decode: Decode) -> str | None:
 def stepwise(model: LoadedModel, lane: Lane, ids: list[int], first: int) -> dict[str, str]:
     """What a lane's cache holds once a prompt has entered whole, against ``first`` tokens of it at once and the others
     one by one, fitted alike: by keys and values, ``same``, ``another``, or why the two need not be one."""
-    prefill = Prefill(model, ids)
+    prefill = SharedPrefill(model, ids)
     for _ in prefill.run():
         pass
     for group in prefill.groups:  # as a window holds them, so that it takes nothing more

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from kvq_core.record.prompt_fields import Part
+from kvq_core.record.prompt_fields import RecordPart
 
 
-class ReferenceFile(Part):
+class ReferenceFile(RecordPart):
     """The file that lanes are scored against where it is not their own model's."""
 
     model: str
@@ -16,7 +16,7 @@ class ReferenceFile(Part):
     weights_bytes: int | None
 
 
-class Environment(Part):
+class Environment(RecordPart):
     """Where and with what the run was computed."""
 
     versions: dict[str, str]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import PrivateAttr
 
 from kvq_core.record.environment import Environment
-from kvq_core.record.prompt_fields import Part, PromptMetrics, TurnMetrics
+from kvq_core.record.prompt_fields import PromptMetrics, RecordPart, TurnMetrics
 
 SCHEMA_VERSION = 7  # of record and manifest; raised when a field changes, with a step in migrate.py
 RESULTS_VERSION = 8  # raised whenever a change alters results, so that stored runs are not taken for new ones
@@ -21,7 +21,7 @@ FULL_PRECISION = ("sinks", "window", "untouched")  # parts of a cache that hold 
 # ``spectrum_key``: singular values of keys and values as they are, the first of which is mostly the mean.
 
 
-class Reference(Part):
+class Reference(RecordPart):
     """The full-precision row and the prompt all rows share."""
 
     text: str
@@ -33,14 +33,14 @@ class Reference(Part):
     ppl: float | None
 
 
-class Interval(Part):
+class Interval(RecordPart):
     """A mean with its standard error (sigma / sqrt(n), as llama-perplexity prints it)."""
 
     value: float | None  # None: not finite
     se: float | None
 
 
-class Metrics(Part):
+class Metrics(RecordPart):
     """Forced rows: same tokens as the reference, temperature-1 logits in fp32, nats. Free rows: own tokens.
 
     Names and order of ``perplexity_block`` follow llama-perplexity's report.
@@ -76,7 +76,7 @@ class Metrics(Part):
     turns: list[TurnMetrics] = []  # of a conversation all of whose answers are scored, the generated one last
 
 
-class RuleMemory(Part):
+class RuleMemory(RecordPart):
     """What one of a lane's several rules stores: as in Memory, of the layers and tensors it is for."""
 
     key_bits_quantized: float | None
@@ -84,7 +84,7 @@ class RuleMemory(Part):
     bytes_by_part: dict[str, int]
 
 
-class Memory(Part):
+class Memory(RecordPart):
     """Stored bytes of the lane's cache at the end of the forced row, counted from the tensors held."""
 
     key_bits: float
@@ -107,7 +107,7 @@ class Memory(Part):
         return any(name.endswith("_declared") for name in self.bytes_by_part)
 
 
-class Timing(Part):
+class Timing(RecordPart):
     """Seconds on this machine. The engine simulates the cache's arithmetic on a working copy: not a kernel's speed."""
 
     encode_prompt_s: float
@@ -118,7 +118,7 @@ class Timing(Part):
 Tensors = tuple[Literal["keys", "values"], ...]
 
 
-class RuleRecord(Part):
+class RuleRecord(RecordPart):
     """One rule of a lane, as it was applied: a method with all its knobs, and what of the cache it was for."""
 
     method: str
@@ -136,7 +136,7 @@ class RuleRecord(Part):
     rotate_block: int | None = None  # channels it mixed; None: as many as could be
 
 
-class LaneRecord(Part):
+class LaneRecord(RecordPart):
     """A lane. Where it has one rule, the fields of that rule stand here too; where several, ``method`` and ``knobs``
     are null, ``tensors`` and ``layers`` what the rules quantize together."""
 
@@ -188,7 +188,7 @@ class LaneRecord(Part):
         return tuple(tensor for tensor, width in bits.items() if width is not None)  # type: ignore[misc]
 
 
-class StressRecord(Part):
+class StressRecord(RecordPart):
     """What function-preserving stress did to the reference itself: as good as nothing, or the run was refused."""
 
     settings: dict[str, Any]  # ComparisonSpec.stress
@@ -203,7 +203,7 @@ class StressRecord(Part):
     sentence: str
 
 
-class CaptureInfo(Part):
+class CaptureInfo(RecordPart):
     """Axes of the captured arrays. Lists are empty where the arrays that need them were not captured."""
 
     detail: str
@@ -223,7 +223,7 @@ class CaptureInfo(Part):
     seconds_decoding: float = 0.0  # of these, during the decode
 
 
-class RunTiming(Part):
+class RunTiming(RecordPart):
     """Seconds of the stages of the whole run."""
 
     prefill_s: float
@@ -235,7 +235,7 @@ class RunTiming(Part):
     total_s: float
 
 
-class Record(Part):
+class Record(RecordPart):
     schema_version: int = SCHEMA_VERSION
     id: str
     results_version: int

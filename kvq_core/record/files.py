@@ -7,13 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from kvq_core.errors import StoreError
+from kvq_core.frozen import Frozen
 from kvq_core.record.fields import SCHEMA_VERSION, Record
 from kvq_core.record.migrate import MANIFEST_STEPS, RECORD_STEPS, upgrade
 
@@ -34,18 +35,14 @@ class Summary:
     parent: str | None = None  # of a run whose lanes were added to that one
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Facts(_Strict):
+class Facts(Frozen):
     """What a content file must be."""
 
     sha256: str
     size: int
 
 
-class Manifest(_Strict):
+class Manifest(Frozen):
     """Names a run's content files; a run without one was never finished."""
 
     schema_version: int = SCHEMA_VERSION

@@ -3,13 +3,13 @@
 from pydantic import BaseModel, ConfigDict
 
 
-class Part(BaseModel):
+class RecordPart(BaseModel):
     """Of a record: unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class PromptMetrics(Part):
+class PromptMetrics(RecordPart):
     """Of a lane that read the prompt through its own cache; ``positions`` of the prompt, each scored by the token that
     follows it, the first new token last. Nats."""
 
@@ -28,7 +28,7 @@ class PromptMetrics(Part):
     own_value_error: float
 
 
-class TurnMetrics(Part):
+class TurnMetrics(RecordPart):
     """Of one answer of a conversation: all tokens but its first are scored. Nats."""
 
     tokens: int

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from kvq_core.errors import SpecError, excerpt
+from kvq_core.frozen import Frozen
 from kvq_core.sizing.formats import FormatBits, formats
-from kvq_core.sizing.layers import Frozen, LayerKind, Shape, read_config, shape_of
+from kvq_core.sizing.layers import LayerKind, Shape, read_config, shape_of
 from kvq_core.sizing.reserve import Allowance, Stack, allowance, engines, reserved
 from kvq_core.sizing.weights import Weights, weights_of
 

@@ -7,19 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from kvq_core.errors import ModelError, excerpt
+from kvq_core.frozen import Frozen
 from kvq_core.sizing.states import state_of
 
 SHIPPED = Path(__file__).resolve().parents[2] / "presets" / "sizing"
 Kind = Literal["full", "sliding", "chunked", "latent", "none"]
 Config = Mapping[str, Any]
 _INNER = ("text_config", "llm_config", "language_config", "thinker_config")  # of models that see or hear as well
-
-
-class Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class LayerKind(Frozen):

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from functools import cache
 from typing import Literal
 
+from kvq_core.frozen import Frozen
 from kvq_core.sizing.formats import FormatBits
-from kvq_core.sizing.layers import SHIPPED, Frozen, LayerKind
+from kvq_core.sizing.layers import SHIPPED, LayerKind
 
 ALIGNED = 16  # tokens that vLLM's page of attention beside states is a multiple of
 NEAR = 1.25  # kinds of layers whose counts are closer than that are one group's size in vLLM, the larger count's
 Stack = Counter[LayerKind]  # layers by what they hold
 
 
-class Engine(Frozen):
+class EngineReserve(Frozen):
     """How an engine sets aside memory. ``block``: tokens of a page, or that cells are padded to; ``chunk``: new tokens
     that a sliding layer holds beside its window, None where that is not known; ``unified``: sliding layers beside full
     ones take all tokens; ``states``: how it holds states, None where that is not known; ``latent``: its words of the
@@ -44,8 +45,8 @@ class Allowance(Frozen):
 
 
 @cache
-def engines() -> dict[str, Engine]:
-    return {name: Engine.model_validate(each) for name, each in _data()["engine"].items()}
+def engines() -> dict[str, EngineReserve]:
+    return {name: EngineReserve.model_validate(each) for name, each in _data()["engine"].items()}
 
 
 @cache
@@ -74,7 +75,7 @@ def reserved(name: str, format: FormatBits, stack: Stack, context: int, batch: i
     return batch * math.ceil(each + sum(stack[layer] * _state_bytes(layer) for layer in states))
 
 
-def _token_bytes(format: FormatBits, engine: Engine, stack: Stack) -> Callable[[LayerKind], float]:
+def _token_bytes(format: FormatBits, engine: EngineReserve, stack: Stack) -> Callable[[LayerKind], float]:
     """Of a token in a layer. Pages of unified layers are as large as the largest one's; of a format that keeps boundary
     layers, a layer takes what those of its kind take on the mean."""
     kept = 2 * format.boundary / max(1, sum(stack.values()))
@@ -95,7 +96,7 @@ def _windowed(layers: "Stack | list[LayerKind]") -> bool:
     return any(layer.window is not None for layer in layers)
 
 
-def _cells(engine: Engine, layer: LayerKind, held: list[LayerKind], context: int) -> int:
+def _cells(engine: EngineReserve, layer: LayerKind, held: list[LayerKind], context: int) -> int:
     """Tokens that a layer is given room for."""
     whole = _padded(context, engine.block)
     mixed = any(other.window is None for other in held)

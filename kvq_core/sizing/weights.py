@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvq_core.sizing.layers import Frozen, LayerKind, Shape, families, text_config
+from kvq_core.frozen import Frozen
+from kvq_core.sizing.layers import LayerKind, Shape, families, text_config
 
 OF_FILES = "of its files"
 FILES = ("*.safetensors", "pytorch_model*.bin", "*.gguf")

@@ -14,7 +14,7 @@ from kvq_core.spec.size import CacheAt
 
 
 @dataclass(frozen=True)
-class Choice:
+class BundleOption:
     """An option that is one of some words."""
 
     values: tuple[str, ...]
@@ -65,7 +65,7 @@ class Bundle:
     title: str
     question: str
     lanes: Callable[..., list[LaneData]]
-    options: dict[str, Choice | Number]
+    options: dict[str, BundleOption | Number]
     solved: bool = False
 
 
@@ -285,6 +285,6 @@ BUNDLES: dict[str, Bundle] = {
         "Keys against values",
         "Which needs the bits, keys or values?",
         _grid,
-        {"family": Choice(tuple(FAMILIES))},
+        {"family": BundleOption(tuple(FAMILIES))},
     ),
 }

@@ -10,15 +10,15 @@ from pydantic import Field, field_validator, model_validator
 from kvq_core.errors import SpecError
 from kvq_core.methods import make
 from kvq_core.spec.conversation import Message, Tool, check_conversation
-from kvq_core.spec.frozen import Frozen
 from kvq_core.spec.lane import Lane
+from kvq_core.spec.part import SpecPart
 from kvq_core.spec.rule import Count, Numbers, Rule
 
 DEFAULT_MODEL = "smollm2-135m-instruct-q4_1"
 MAX_LANES = 64
 
 
-class Capture(Frozen):
+class Capture(SpecPart):
     """What is kept for the drill-down views."""
 
     layers: Literal["auto", "all"] | tuple[Count, ...] = Field(
@@ -36,7 +36,7 @@ class Capture(Frozen):
     )
 
 
-class Stress(Frozen):
+class Stress(SpecPart):
     """Function-preserving stress: the cache becomes harder to quantize, full-precision attention stays what it was."""
 
     key_outlier_scale: float = Field(
@@ -68,8 +68,8 @@ class Stress(Frozen):
         return (self.key_outlier_scale != 1 or self.key_bias != 0) and () not in (self.layers, self.kv_heads)
 
 
-class ComparisonSpec(Frozen):
-    """One prompt, one model, up to 64 lanes. Frozen, validated and hashable; unknown fields are errors."""
+class ComparisonSpec(SpecPart):
+    """One prompt, one model, up to 64 lanes. SpecPart, validated and hashable; unknown fields are errors."""
 
     model: str = Field(
         DEFAULT_MODEL,

@@ -5,12 +5,12 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.spec.frozen import Frozen
+from kvq_core.spec.part import SpecPart
 
 Tool = dict[str, Any]
 
 
-class Message(Frozen):
+class Message(SpecPart):
     """One message, with the names that chat templates and the usual chat APIs know."""
 
     role: Literal["system", "user", "assistant", "tool"] = Field(description="Who says it.")

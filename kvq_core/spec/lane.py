@@ -10,14 +10,14 @@ from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods import (
     CodebookNeed,
     Home,
+    KeySelection,
     Method,
     ModelRef,
     ModelShape,
-    Selection,
     Window,
     selection_from,
 )
-from kvq_core.spec.frozen import Frozen
+from kvq_core.spec.part import SpecPart
 from kvq_core.spec.plan import Assignment, places, stacks_of
 from kvq_core.spec.prefill import Chunks, Reading
 from kvq_core.spec.rule import TENSORS, Rule, Storing
@@ -27,10 +27,10 @@ _LABEL = 60  # characters
 
 
 def _selection(given: Any) -> Any:
-    return given if given is None or isinstance(given, Selection) else selection_from(given)
+    return given if given is None or isinstance(given, KeySelection) else selection_from(given)
 
 
-class _Labelled(Frozen):
+class _Labelled(SpecPart):
     label: str = Field("", max_length=_LABEL, description="Name of the lane; empty: made from the method.")
     prefill: Reading = Field(
         "full",
@@ -38,7 +38,7 @@ class _Labelled(Frozen):
         "deployed, as the method's first engine does; or in chunks through the lane's own cache.",
         examples=["full", "deployed", {"chunk": 512}],
     )
-    select: Annotated[SerializeAsAny[Selection] | None, BeforeValidator(_selection)] = Field(
+    select: Annotated[SerializeAsAny[KeySelection] | None, BeforeValidator(_selection)] = Field(
         None,
         description="How the keys that a step reads are chosen, whatever stores them: an object of by (h2o, "
         "scissorhands, shadowkv, svdq) and its knobs; null: all are read, or those that the method chooses.",
@@ -203,13 +203,13 @@ class Lane(Storing, _Labelled):
 
     def selections(
         self, layers: Iterable[int], windowed: Iterable[int] = ()
-    ) -> list[tuple[Selection, tuple[int, ...]]]:
+    ) -> list[tuple[KeySelection, tuple[int, ...]]]:
         """What chooses the keys that are read, beside what stores them, each with its layers among those given: those
         that are ``windowed`` read their window."""
         every = set(layers) - set(windowed)
         if self.select is not None:
             return [(self.select, tuple(sorted(every)))]
-        found: dict[Selection, set[int]] = {}
+        found: dict[KeySelection, set[int]] = {}
         for number, tensor, taken in places(self.every_rule, every):
             own = self.every_rule[number].build().selection
             if own is not None and tensor == "keys":

@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
-from kvq_core.spec.frozen import Frozen
+from kvq_core.spec.part import SpecPart
 
 
-class Chunks(Frozen):
+class Chunks(SpecPart):
     """A prompt that enters a lane's cache chunk by chunk, each reading the earlier ones as the cache holds them."""
 
     chunk: int = Field(512, ge=1, le=1 << 20, description="Tokens of a chunk.")

@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods import Method, ModelShape, Window, largest_block, make, methods
-from kvq_core.spec.frozen import Frozen
 from kvq_core.spec.layers import layer_words
+from kvq_core.spec.part import SpecPart
 
 Centering = Literal["none", "mean", "bias", "mean_after_rope"]
 Rotation = Literal["none", "hadamard", "signed"]
@@ -25,7 +25,7 @@ _ONLY_WINDOWS = "every layer of this model attends to a window of tokens; set sl
 _TOKENS = re.compile(r"all|(first|last):[1-9][0-9]{0,6}")
 
 
-class Storing(Frozen):
+class Storing(SpecPart):
     """How some of a cache is stored: what a rule and the short form of a lane both say."""
 
     method: str | None = Field(None, description="Name of the method.")

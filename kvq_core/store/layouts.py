@@ -24,7 +24,7 @@ LEFT = timedelta(seconds=machine.LEFT_S)
 Files = Mapping[str, Mapping[str, int]]  # sizes by name, under every run's id
 
 
-class Layout(Protocol):
+class StoreLayout(Protocol):
     def committed(self, run_id: str) -> bool:
         """Whether a finished run of that id is there, intact or not."""
 

@@ -23,7 +23,7 @@ from kvq_core.record.fields import Record
 from kvq_core.record.files import MANIFEST, Manifest, Summary, deserialize, parse_manifest, record_json, serialize
 from kvq_core.settings import settings
 from kvq_core.store.folders import as_store_error, check_folder, read_run, write_run
-from kvq_core.store.layouts import OPENED, SHARED, Files, Folders, Layout, Objects, modification_time
+from kvq_core.store.layouts import OPENED, SHARED, Files, Folders, Objects, StoreLayout, modification_time
 from kvq_core.store.retention import Holding, Quota, Usage, runs_to_remove
 
 __all__ = ["Store", "Summary", "check_folder", "open_store", "read_run", "record_json", "write_run"]
@@ -45,7 +45,7 @@ class Store:
         self.fs = fs
         self.root = root.rstrip("/")
         self.limits = limits
-        self.layout: Layout = Folders(self.root) if isinstance(fs, LocalFileSystem) else Objects(fs, self.root)
+        self.layout: StoreLayout = Folders(self.root) if isinstance(fs, LocalFileSystem) else Objects(fs, self.root)
         self._manifests: dict[str, Manifest] = {}  # read once: what a manifest commits never changes
         self._opened: dict[str, float] = {}  # when this process last wrote a run's OPENED
 

@@ -12,7 +12,7 @@ from kvq_core.pipeline.assemble import id_of, place_of
 from kvq_core.pipeline.compare import named
 from kvq_core.pipeline.prompt import check_places, read_prompt, script
 from kvq_core.spec import Capture, ComparisonSpec, Message, canonical_json
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.spec import StudySpec
 from kvq_core.studies.suites import check_answer, left_out
 
@@ -27,7 +27,7 @@ class Cell:
     id: str
     model: str
     title: str  # of the model
-    prompt: Prompt
+    prompt: StudyPrompt
     spec: ComparisonSpec
     tokens: int  # of the prompt
 
@@ -46,11 +46,11 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CellPlan:
     """All cells, model by model, and what is in none. ``broken``: lines of the file that were left out."""
 
     spec: StudySpec
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[StudyPrompt, ...]
     cells: tuple[Cell, ...]
     left_out: tuple[LeftOut, ...]
     broken: tuple[str, ...]
@@ -85,7 +85,7 @@ class Plan:
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, and how much there is
 
 
-def plan(spec: StudySpec, progress: Progress = lambda doing, done, total: None) -> Plan:
+def plan(spec: StudySpec, progress: Progress = lambda doing, done, total: None) -> CellPlan:
     """The cells of a study, with the ids their runs have on this machine. Reads prompts and tokenizers, no weights.
 
     Raises KvqError where prompts cannot be read, or a model or lane cannot run here.
@@ -113,10 +113,10 @@ def plan(spec: StudySpec, progress: Progress = lambda doing, done, total: None) 
                 progress("Planning", at * len(prompts) + number, len(names) * len(prompts))
     if not cells:
         raise SpecError(f"None of the prompts can be run. The first: {left[0].why}")
-    return Plan(spec, prompts, tuple(cells), tuple(left), broken)
+    return CellPlan(spec, prompts, tuple(cells), tuple(left), broken)
 
 
-def _check(shared: ComparisonSpec, prompts: Sequence[Prompt]) -> None:
+def _check(shared: ComparisonSpec, prompts: Sequence[StudyPrompt]) -> None:
     """Before anything is computed. Raises SpecError for a prompt that cannot be asked as the study asks, or whose
     answer its verifier cannot judge by."""
     for prompt in prompts:
@@ -136,7 +136,7 @@ def _check(shared: ComparisonSpec, prompts: Sequence[Prompt]) -> None:
 
 
 def _cells(
-    model: LoadedModel, title: str, name: str, shared: ComparisonSpec, prompts: Sequence[Prompt]
+    model: LoadedModel, title: str, name: str, shared: ComparisonSpec, prompts: Sequence[StudyPrompt]
 ) -> Iterator[Cell | LeftOut]:
     shared = named(model, shared.model_copy(update={"model": name}))
     known = shared.model
@@ -161,7 +161,7 @@ def _cells(
         yield Cell(id, known, title, prompt, spec, len(ids))
 
 
-def asked(shared: ComparisonSpec, prompt: Prompt) -> ComparisonSpec:
+def asked(shared: ComparisonSpec, prompt: StudyPrompt) -> ComparisonSpec:
     """Of what all cells of a model share, the comparison of one prompt."""
     system = shared.system if prompt.system is None and prompt.messages is None else prompt.system
     text, messages = prompt.prompt, prompt.messages

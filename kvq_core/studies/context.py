@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvq_core.studies.intervals import mean_interval, share_interval
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,7 +15,7 @@ MAP = ("words", "depth")  # what a suite knows of a prompt whose needle lies som
 FEWEST_BINS = 3  # powers of two below which there is no course along the text
 
 
-def recall_lines(frame: "pd.DataFrame", prompts: tuple[Prompt, ...]) -> list[Line]:
+def recall_lines(frame: "pd.DataFrame", prompts: tuple[StudyPrompt, ...]) -> list[Line]:
     """Right answers by length and depth of the text: a map a lane, as figure 2 of CommVQ (arXiv:2506.18879).
 
     ``asked`` counts prompts, ``counted`` those that the reference gets right, ``reference`` is their share; ``right``

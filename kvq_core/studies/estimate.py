@@ -12,7 +12,7 @@ from kvq_core.models import outline
 from kvq_core.pipeline.estimate import estimate_on
 from kvq_core.store.beside import present_in
 from kvq_core.store.store import Store, open_store
-from kvq_core.studies.cells import Cell, Plan
+from kvq_core.studies.cells import Cell, CellPlan
 from kvq_core.studies.rows import read_rows
 
 SHARE = 0.8  # of the free memory that workers may take
@@ -52,7 +52,7 @@ class StudyEstimate:
 
 
 def estimate(
-    planned: Plan, shard: tuple[int, int] | None = None, workers: int = 1, store: Store | None = None
+    planned: CellPlan, shard: tuple[int, int] | None = None, workers: int = 1, store: Store | None = None
 ) -> StudyEstimate:
     """Of what is left to do; ``store`` None: the one that KVQ_STORE names.
 
@@ -75,7 +75,7 @@ def estimate(
     return StudyEstimate(planned.id, len(own), len(todo), len(planned.left_out), workers, took, most * workers)
 
 
-def workers_here(planned: Plan, store: Store | None = None) -> int:
+def workers_here(planned: CellPlan, store: Store | None = None) -> int:
     """Processes that compute what is left of a study soonest: one a core, as many as memory and cells allow. One where
     a GPU is, which they would share, and where the store is this process's alone."""
     place = store or open_store()

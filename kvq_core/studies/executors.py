@@ -33,7 +33,7 @@ TRIES = 3  # workers that die at a cell, the last of them at nothing else, befor
 
 
 @dataclass(frozen=True)
-class Work:
+class CellWork:
     """A cell, and the store its run goes to; with ``answer`` its reference, another file, answers alone, before any
     cell's own model is loaded."""
 
@@ -56,11 +56,11 @@ class Outcome:
 
 
 class Executor(Protocol):
-    def run(self, works: Iterable[Work]) -> Generator[Outcome]:
+    def run(self, works: Iterable[CellWork]) -> Generator[Outcome]:
         """Every work's outcome, in any order. Closing the iterator ends the workers."""
 
 
-def compute(work: Work) -> Outcome:
+def compute(work: CellWork) -> Outcome:
     """Compute a cell, or find it in the store. Raises nothing that a cell can be the cause of."""
     cell = work.cell
     try:
@@ -100,7 +100,7 @@ def outcome_of(cell: Cell, event: Finished) -> Outcome:
 class InProcess:
     """One cell after the other, here."""
 
-    def run(self, works: Iterable[Work]) -> Generator[Outcome]:
+    def run(self, works: Iterable[CellWork]) -> Generator[Outcome]:
         yield from map(compute, works)
 
 
@@ -111,11 +111,11 @@ class Processes:
 
     workers: int
 
-    def run(self, works: Iterable[Work]) -> Generator[Outcome]:
+    def run(self, works: Iterable[CellWork]) -> Generator[Outcome]:
         left = {work.cell.id: work for work in works}
         deaths = Counter[str]()  # of workers, by what they were at
         while left:
-            flying: dict[Future[Outcome], Work] = {}
+            flying: dict[Future[Outcome], CellWork] = {}
             suspected = [left[id] for id in deaths if id in left]
             others = (work for id, work in left.items() if id not in deaths)
             try:
@@ -131,7 +131,7 @@ class Processes:
                     yield Outcome(at[0], error=f"its worker died {TRIES} times; memory may be short.")
 
     def _outcomes(
-        self, pool: ProcessPoolExecutor, works: list[Work], flying: dict[Future[Outcome], Work], alone: int
+        self, pool: ProcessPoolExecutor, works: list[CellWork], flying: dict[Future[Outcome], CellWork], alone: int
     ) -> Iterator[Outcome]:
         """Few are handed out at once, so that a death costs few; the first ``alone`` one by one, for a worker died at
         one of them and only so it is told which. ``flying``: those that are."""

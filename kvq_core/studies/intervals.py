@@ -16,7 +16,7 @@ _HELD = 250_000  # numbers that a batch of resamples holds at once: in a process
 
 
 @dataclass(frozen=True)
-class Interval:
+class MeanInterval:
     """A figure with its 95 % interval; no ends where the prompts are too few."""
 
     value: float
@@ -24,7 +24,7 @@ class Interval:
     high: float | None = None
 
 
-def mean_interval(values: np.ndarray) -> Interval:
+def mean_interval(values: np.ndarray) -> MeanInterval:
     """The mean of non-negative values (prompts,), by the studentized bootstrap of its logarithm.
 
     Efron and Tibshirani 1993, 12.5: t* = (log m* - log m) / (s* / m*), with s the standard error of the mean m, whose
@@ -34,10 +34,10 @@ def mean_interval(values: np.ndarray) -> Interval:
     """
     mean = float(np.mean(values))
     if len(values) < FEWEST:
-        return Interval(mean)
+        return MeanInterval(mean)
     error = float(np.std(values, ddof=1)) / len(values) ** 0.5
     if not error > 0 or not mean > 0:
-        return Interval(mean, mean, mean)
+        return MeanInterval(mean, mean, mean)
     relative = error / mean
     from scipy.stats import bootstrap
 
@@ -55,7 +55,7 @@ def mean_interval(values: np.ndarray) -> Interval:
         batch=max(1, _HELD // len(values)),
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return Interval(mean, float(mean * np.exp(-found.high * relative)), float(mean * np.exp(-found.low * relative)))
+    return MeanInterval(mean, float(mean * np.exp(-found.high * relative)), float(mean * np.exp(-found.low * relative)))
 
 
 def tail_interval(by_prompt: Sequence[np.ndarray]) -> Tail | None:
@@ -100,11 +100,11 @@ def tail_interval(by_prompt: Sequence[np.ndarray]) -> Tail | None:
     return Tail(rank, value, float(found.low), float(found.high))
 
 
-def share_interval(hits: int, of: int) -> Interval | None:
+def share_interval(hits: int, of: int) -> MeanInterval | None:
     """A share with its Wilson interval; None of nothing."""
     if not of:
         return None
     from statsmodels.stats.proportion import proportion_confint
 
     low, high = proportion_confint(hits, of, alpha=1 - CONFIDENCE, method="wilson")
-    return Interval(hits / of, float(low), float(high))
+    return MeanInterval(hits / of, float(low), float(high))

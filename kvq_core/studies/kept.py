@@ -8,22 +8,22 @@ from itertools import groupby
 from pydantic import ValidationError
 
 from kvq_core.errors import KvqError, StoreError
-from kvq_core.spec.frozen import Frozen
+from kvq_core.spec.part import SpecPart
 from kvq_core.store.beside import read_beside, write_beside
 from kvq_core.store.store import Store
-from kvq_core.studies.cells import Cell, LeftOut, Plan, asked, plan
+from kvq_core.studies.cells import Cell, CellPlan, LeftOut, asked, plan
 from kvq_core.studies.spec import StudySpec, parse_study
 
 _SPEC, _PLAN = "studies/{}/study.json", "studies/{}/plan.json"
 
 
-class _Cell(Frozen):
+class _Cell(SpecPart):
     id: str
     prompt: str
     tokens: int
 
 
-class _Model(Frozen):
+class _Model(SpecPart):
     """``revision`` and ``reference`` as the runs of its cells name them."""
 
     id: str
@@ -33,20 +33,20 @@ class _Model(Frozen):
     cells: tuple[_Cell, ...]
 
 
-class _Planned(Frozen):
+class _Planned(SpecPart):
     models: tuple[_Model, ...]
     left_out: tuple[tuple[str, str, str], ...]
     broken: tuple[str, ...]
 
 
-def keep_plan(store: Store, planned: Plan) -> None:
+def keep_plan(store: Store, planned: CellPlan) -> None:
     """Spec, with its prompts inside, and cells. What is there stays. Raises StoreError."""
     for name, make in ((_SPEC, _spec_of), (_PLAN, _cells_of)):
         if read_beside(store, name.format(planned.id)) is None:
             write_beside(store, name.format(planned.id), make(planned).encode())
 
 
-def kept_plan(id: str, store: Store) -> Plan:
+def kept_plan(id: str, store: Store) -> CellPlan:
     """The plan of a study that was begun in this store; of one that an older version began, as this machine plans it.
 
     Raises StoreError where there is none, and KvqError where it has to be planned and cannot be.
@@ -64,11 +64,11 @@ def kept_plan(id: str, store: Store) -> Plan:
     return plan(found)
 
 
-def _spec_of(planned: Plan) -> str:
+def _spec_of(planned: CellPlan) -> str:
     return planned.spec.whole(planned.prompts).canonical()
 
 
-def _cells_of(planned: Plan) -> str:
+def _cells_of(planned: CellPlan) -> str:
     models = []
     for id, of_model in groupby(planned.cells, lambda cell: cell.model):
         cells = tuple(of_model)
@@ -79,7 +79,7 @@ def _cells_of(planned: Plan) -> str:
     return _Planned(models=tuple(models), left_out=left, broken=planned.broken).model_dump_json()
 
 
-def _plan_of(spec: StudySpec, known: _Planned) -> Plan:
+def _plan_of(spec: StudySpec, known: _Planned) -> CellPlan:
     prompts, _ = spec.prompts.read()
     by_id = {prompt.id: prompt for prompt in prompts}
     cells = []
@@ -90,4 +90,4 @@ def _plan_of(spec: StudySpec, known: _Planned) -> Plan:
             Cell(cell.id, model.id, model.title, prompt, asked(shared, prompt), cell.tokens)
             for cell, prompt in ((cell, by_id[cell.prompt]) for cell in model.cells)
         ]
-    return Plan(spec, prompts, tuple(cells), tuple(LeftOut(*each) for each in known.left_out), known.broken)
+    return CellPlan(spec, prompts, tuple(cells), tuple(LeftOut(*each) for each in known.left_out), known.broken)

@@ -18,7 +18,7 @@ MOST = 100_000  # prompts; where more are needed, nobody would ask them
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairedDifference:
     """Mean KLD of lane ``a`` less that of ``b`` over the prompts that both have, in nats, with its interval; ``p`` is
     corrected by Holm's method over all pairs of the model, or of different models. ``needed``: prompts that would tell
     the two apart, None where they are told apart or no number would. ``model_b``: of ``b``, where that is another."""
@@ -58,9 +58,9 @@ class Pair:
         return f"{a} and {b} cannot be told apart with {self.prompts} prompts{more}."
 
 
-def pairs(frame: "pd.DataFrame") -> list[Pair]:
+def pairs(frame: "pd.DataFrame") -> list[PairedDifference]:
     """Every two lanes of every model; ``frame`` has a study's rows."""
-    found: list[Pair] = []
+    found: list[PairedDifference] = []
     for model, rows in frame.groupby("model", sort=False):
         means = rows.dropna(subset=["kld_mean"]).pivot(index="prompt", columns="lane", values="kld_mean")
         lanes = [lane for lane in rows["lane"].unique() if lane in means]
@@ -68,7 +68,7 @@ def pairs(frame: "pd.DataFrame") -> list[Pair]:
     return found
 
 
-def pairs_across(frame: "pd.DataFrame") -> list[Pair]:
+def pairs_across(frame: "pd.DataFrame") -> list[PairedDifference]:
     """Every lane of a model against every lane of another: what a cache loses beside what other weights do. Only where
     all are scored against the logits of one reference."""
     means = frame.dropna(subset=["kld_mean"]).pivot(index="prompt", columns=["model", "lane"], values="kld_mean")
@@ -77,7 +77,9 @@ def pairs_across(frame: "pd.DataFrame") -> list[Pair]:
     return _corrected([_pair(one[0], one[1], other[1], means[[one, other]], other[0]) for one, other in apart])
 
 
-def _pair(model: str, a: str, b: str, means: "pd.DataFrame", model_b: str | None = None) -> tuple[Pair, float]:
+def _pair(
+    model: str, a: str, b: str, means: "pd.DataFrame", model_b: str | None = None
+) -> tuple[PairedDifference, float]:
     """A pair before correction, of ``means`` (prompts, 2), and its effect, see ``paired_test``."""
     one, other = means.dropna().to_numpy().T
     difference = one - other
@@ -86,12 +88,12 @@ def _pair(model: str, a: str, b: str, means: "pd.DataFrame", model_b: str | None
     spread = float(difference.std(ddof=1)) if n > 1 else 0.0
     if n < FEWEST or not spread > 0:
         ends, p = (mean, 1.0) if n >= FEWEST else (None, None)
-        return Pair(model, a, b, n, mean, ends, ends, p, None, model_b), 0
+        return PairedDifference(model, a, b, n, mean, ends, ends, p, None, model_b), 0
     from scipy.stats import ttest_rel
 
     found = ttest_rel(one, other).confidence_interval(CONFIDENCE)
     p, effect = paired_test(one, other)
-    return Pair(model, a, b, n, mean, float(found.low), float(found.high), p, None, model_b), effect
+    return PairedDifference(model, a, b, n, mean, float(found.low), float(found.high), p, None, model_b), effect
 
 
 def paired_test(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
@@ -121,7 +123,7 @@ def paired_test(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
     return max(tested), float(min(effects, key=abs))
 
 
-def _corrected(raw: list[tuple[Pair, float]]) -> list[Pair]:
+def _corrected(raw: list[tuple[PairedDifference, float]]) -> list[PairedDifference]:
     from dataclasses import replace
 
     from statsmodels.stats.multitest import multipletests
@@ -159,9 +161,9 @@ class Flip:
     b_closer: str
 
 
-def flips_with_model(found: list[Pair]) -> list[Flip]:
+def flips_with_model(found: list[PairedDifference]) -> list[Flip]:
     """Pairs whose order is another on another model; only what is told apart on both counts."""
-    by_lanes: dict[tuple[str, str], list[Pair]] = {}
+    by_lanes: dict[tuple[str, str], list[PairedDifference]] = {}
     for pair in found:
         if pair.apart:
             by_lanes.setdefault((pair.a, pair.b), []).append(pair)

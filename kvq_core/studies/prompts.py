@@ -7,10 +7,10 @@ from pydantic import Field, JsonValue, model_validator
 from kvq_core.errors import SpecError
 from kvq_core.spec import Message, Tool
 from kvq_core.spec.conversation import check_conversation
-from kvq_core.spec.frozen import Frozen
+from kvq_core.spec.part import SpecPart
 
 
-class Prompt(Frozen):
+class StudyPrompt(SpecPart):
     """A row of a file of prompts, or a sample of a suite. Fields are named as in a comparison."""
 
     id: str = Field(

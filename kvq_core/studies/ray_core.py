@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvq_core.errors import KvqError
-from kvq_core.studies.executors import TRIES, Outcome, Work, compute
+from kvq_core.studies.executors import TRIES, CellWork, Outcome, compute
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +30,7 @@ class _Worker:
     def ready(self) -> None:
         """Answers once the actor has a place: cells are given to none that waits for one."""
 
-    def compute(self, work: Work) -> Outcome:
+    def compute(self, work: CellWork) -> Outcome:
         return compute(work)
 
 
@@ -42,13 +42,13 @@ class RayActors:
     address: str = "auto"
     actors: int | None = None
     cores: int = 1
-    _waiting: deque[Work] = field(init=False, default_factory=deque)
-    _asked: dict[Any, tuple[Any, Work | None]] = field(init=False, default_factory=dict)  # of a result; None: ready
+    _waiting: deque[CellWork] = field(init=False, default_factory=deque)
+    _asked: dict[Any, tuple[Any, CellWork | None]] = field(init=False, default_factory=dict)  # of a result; None: ready
     _deaths: dict[str, int] = field(init=False, default_factory=dict)  # of actors, by the cell they were at
     _unborn: int = field(init=False, default=0)  # actors in a row that died before they were ready
     _unfit: str = field(init=False, default="none of its actors started.")  # why one could compute nothing at all
 
-    def run(self, works: Iterable[Work]) -> Generator[Outcome]:
+    def run(self, works: Iterable[CellWork]) -> Generator[Outcome]:
         """Raises KvqError where there is no Ray, no cluster at the address, or no actor that can compute."""
         ray = _ray()
         self._waiting = deque(works)
@@ -120,7 +120,7 @@ class RayActors:
         work = self._waiting.popleft()
         self._asked[actor.compute.remote(work)] = actor, work
 
-    def _lost(self, kind: Any, work: Work | None) -> Outcome | None:
+    def _lost(self, kind: Any, work: CellWork | None) -> Outcome | None:
         """Replace an actor that died, and have its cell done again; what came of it where that happened too often."""
         self._unborn += work is None
         if self._unborn < TRIES:

@@ -9,10 +9,10 @@ from kvq_core.machine import files
 from kvq_core.pipeline.compare import run
 from kvq_core.record.fields import Record
 from kvq_core.store.store import Store, open_store
-from kvq_core.studies.cells import Plan
+from kvq_core.studies.cells import CellPlan
 from kvq_core.studies.context import position_lines, recall_lines
 from kvq_core.studies.intervals import FEWEST
-from kvq_core.studies.pairs import Flip, Pair, flips_with_model, pairs, pairs_across
+from kvq_core.studies.pairs import Flip, PairedDifference, flips_with_model, pairs, pairs_across
 from kvq_core.studies.rows import Row, frame, parquet
 from kvq_core.studies.summary import Line, group_lines, lane_lines, task_lines, wide_note
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class StudyResult:
     """``rows``: of the cells that are done; ``failed``: why others are not, by run."""
 
-    plan: Plan
+    plan: CellPlan
     rows: list[Row]
     failed: dict[str, str]
     done: int
@@ -77,7 +77,7 @@ class StudyResult:
         return position_lines(self.table)
 
     @cached_property
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[PairedDifference]:
         """Every two lanes of a model."""
         return pairs(self.table)
 
@@ -92,7 +92,7 @@ class StudyResult:
         return self.plan.spec.comparison.reference is not None
 
     @cached_property
-    def across(self) -> list[Pair]:
+    def across(self) -> list[PairedDifference]:
         """Every two lanes of different models, where they are scored against the same logits."""
         return pairs_across(self.table) if self.one_reference else []
 

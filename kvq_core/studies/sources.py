@@ -10,8 +10,8 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from kvq_core.complaints import first_line
 from kvq_core.errors import PATH, SpecError, abbreviate, excerpt
-from kvq_core.spec.frozen import Frozen
-from kvq_core.studies.prompts import Prompt
+from kvq_core.spec.part import SpecPart
+from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.suites import suite
 
 READERS = (".jsonl", ".csv", ".parquet", ".txt")
@@ -19,13 +19,13 @@ _NESTED = ("messages", "tools", "facts")  # columns that a CSV file holds as JSO
 _WAYS = ("file", "texts", "rows", "suite")
 
 
-class Source(Frozen):
+class PromptSource(SpecPart):
     """One of file, texts, rows and suite, and what goes with it."""
 
     file: str | None = Field(None, max_length=4096, description="A .jsonl, .csv, .parquet or .txt file of prompts.")
     skip_broken: bool = Field(False, description="Leave out lines of the file that cannot be read, and tell of them.")
     texts: tuple[str, ...] | None = Field(None, min_length=1, description="Prompts as they are.")
-    rows: tuple[Prompt, ...] | None = Field(None, min_length=1, description="Prompts with their other columns.")
+    rows: tuple[StudyPrompt, ...] | None = Field(None, min_length=1, description="Prompts with their other columns.")
     suite: str | None = Field(None, max_length=100, description="The name of a suite of prompts.")
     n: int = Field(40, ge=1, le=100_000, description="Prompts of the suite.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the suite.")
@@ -51,7 +51,7 @@ class Source(Frozen):
             raise SpecError("prompts: options go with a suite.")
         return self
 
-    def read(self) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
+    def read(self) -> tuple[tuple[StudyPrompt, ...], tuple[str, ...]]:
         """The prompts, every one with an id, and a line for each that was left out.
 
         Raises SpecError where there are none, or two have one id.
@@ -67,11 +67,11 @@ class Source(Frozen):
             raise SpecError("prompts: there are none; give at least one.")
         return _with_ids(found), tuple(left)
 
-    def _suite(self) -> tuple[Prompt, ...]:
+    def _suite(self) -> tuple[StudyPrompt, ...]:
         return suite(str(self.suite), n=self.n, seed=self.seed, **self.options)
 
 
-def _with_ids(found: list[Prompt]) -> tuple[Prompt, ...]:
+def _with_ids(found: list[StudyPrompt]) -> tuple[StudyPrompt, ...]:
     """Those without an id get their number. Raises SpecError where two have the same."""
     named = [each if each.id else each.model_copy(update={"id": str(at)}) for at, each in enumerate(found, 1)]
     twice = [name for name, times in Counter(each.id for each in named).items() if times > 1]
@@ -84,7 +84,7 @@ def _with_ids(found: list[Prompt]) -> tuple[Prompt, ...]:
     return tuple(named)
 
 
-def _of_file(path: Path, skip: bool, left: list[str]) -> list[Prompt]:
+def _of_file(path: Path, skip: bool, left: list[str]) -> list[StudyPrompt]:
     """Its rows; a row that cannot be read raises SpecError, or with ``skip`` is told in ``left``."""
     if path.suffix not in READERS:
         raise SpecError(f"prompts: {excerpt(path.name)} is not allowed; files end in {', '.join(READERS)}.")
@@ -106,18 +106,18 @@ def _of_file(path: Path, skip: bool, left: list[str]) -> list[Prompt]:
     return found
 
 
-def _parsed(row: Any, name: str) -> Prompt:
+def _parsed(row: Any, name: str) -> StudyPrompt:
     """A row as a prompt. Raises SpecError with one line that begins with its place."""
     if isinstance(row, SpecError):
         raise SpecError(f"{name}: {row}")
     if not isinstance(row, dict):
         raise SpecError(f"{name}: a prompt is an object with fields such as prompt and id, not {type(row).__name__}.")
     try:
-        return Prompt.model_validate(row)
+        return StudyPrompt.model_validate(row)
     except SpecError as error:
         raise SpecError(f"{name}: {error}") from None
     except ValidationError as error:
-        raise SpecError(first_line(error, Prompt, name)) from None
+        raise SpecError(first_line(error, StudyPrompt, name)) from None
 
 
 Rows = Iterator[tuple[str, Any]]  # where a row stands, and its data, or the SpecError that it is

@@ -9,9 +9,9 @@ from kvq_core import links
 from kvq_core.complaints import first_line
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.spec import ComparisonSpec, canonical_json, parse_spec, read_data
-from kvq_core.spec.frozen import Frozen
-from kvq_core.studies.prompts import Prompt
-from kvq_core.studies.sources import Source
+from kvq_core.spec.part import SpecPart
+from kvq_core.studies.prompts import StudyPrompt
+from kvq_core.studies.sources import PromptSource
 from kvq_core.studies.suites import new_tokens
 
 OF_A_PROMPT = ("prompt", "messages", "tools", "continuation", "expect")  # given by each prompt, not by the study
@@ -21,11 +21,11 @@ _ANY = "any prompt"  # in the comparison that a study's prompts are put into
 _DEFAULTS: dict[str, Any] = {"floors": "both", "free_text": False, "capture": {"detail": "off"}}
 
 
-class StudySpec(Frozen):
+class StudySpec(SpecPart):
     """Models x prompts, each compared under the same lanes. Fields of a comparison stand beside models and prompts."""
 
     models: tuple[str, ...] = Field((), max_length=64, description="Model ids as in a comparison; empty: the default.")
-    prompts: Source = Field(description="Where the prompts come from.")
+    prompts: PromptSource = Field(description="Where the prompts come from.")
     comparison: ComparisonSpec = Field(description="All other fields, as in a comparison.")
 
     @model_validator(mode="before")
@@ -74,11 +74,11 @@ class StudySpec(Frozen):
         """Canonical JSON of ``changed``."""
         return canonical_json(self.changed())
 
-    def whole(self, prompts: tuple[Prompt, ...]) -> "StudySpec":
+    def whole(self, prompts: tuple[StudyPrompt, ...]) -> "StudySpec":
         """The same study with its prompts inside, which needs no file; a suite's are made again from its seed."""
         if self.prompts.suite is not None:
             return self
-        return self.model_copy(update={"prompts": Source(rows=prompts)})
+        return self.model_copy(update={"prompts": PromptSource(rows=prompts)})
 
 
 def _length(prompts: Any) -> dict[str, Any]:

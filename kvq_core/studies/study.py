@@ -11,8 +11,8 @@ from statistics import median
 from kvq_core.errors import ModelError, StoreError
 from kvq_core.store.beside import present_in, url_of
 from kvq_core.store.store import Store, open_store
-from kvq_core.studies.cells import Cell, Plan, Progress, plan
-from kvq_core.studies.executors import Executor, InProcess, Outcome, Processes, Work
+from kvq_core.studies.cells import Cell, CellPlan, Progress, plan
+from kvq_core.studies.executors import CellWork, Executor, InProcess, Outcome, Processes
 from kvq_core.studies.kept import keep_plan
 from kvq_core.studies.result import StudyResult
 from kvq_core.studies.rows import Row, keep_rows, read_rows, rows_of
@@ -43,7 +43,7 @@ def study(
 
 
 def run_plan(
-    planned: Plan,
+    planned: CellPlan,
     store: Store | None = None,
     *,
     workers: int = 1,
@@ -69,7 +69,7 @@ def run_plan(
     return going.result()
 
 
-def stored_study(planned: Plan, store: Store | None = None) -> StudyResult:
+def stored_study(planned: CellPlan, store: Store | None = None) -> StudyResult:
     """What the store holds of a study; nothing is computed."""
     going = _Going(planned, open_store() if store is None else store, _silent)
     going.begin()
@@ -85,7 +85,7 @@ def _silent(doing: str, done: int, total: int) -> None:
 class _Going:
     """A study in progress: rows by run and prompt, and why cells have none."""
 
-    plan: Plan
+    plan: CellPlan
     store: Store
     progress: Progress
     shard: tuple[int, int] | None = None
@@ -151,11 +151,11 @@ class _Going:
                     raise ModelError(outcome.unfit)
                 self.progress("Asking the reference", number, len(todo))
 
-    def _works(self, todo: list[Cell], answer: bool = False) -> list[Work]:
+    def _works(self, todo: list[Cell], answer: bool = False) -> list[CellWork]:
         """Model by model, what takes longest first, lest it is begun when all others are done: long prompts, and
         conversations, whose turns enter the caches one by one. Of both kinds from another cell in every process on: two
         that do one study meet in the middle."""
-        found: list[Work] = []
+        found: list[CellWork] = []
         url, limits = url_of(self.store), self.store.limits
         for model in dict.fromkeys(cell.model for cell in todo):
             cells = [cell for cell in todo if cell.model == model]
@@ -163,7 +163,7 @@ class _Going:
             for kind in (True, False):
                 own = [cell for cell in cells if (cell.tokens > usual or cell.prompt.messages is not None) == kind]
                 first = os.getpid() % len(own) if own else 0
-                found += [Work(cell, url, limits, answer) for cell in [*own[first:], *own[:first]]]
+                found += [CellWork(cell, url, limits, answer) for cell in [*own[first:], *own[:first]]]
         return found
 
     def _take(self, cell: Cell, outcome: Outcome) -> None:

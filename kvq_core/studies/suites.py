@@ -7,18 +7,18 @@ from typing import Any
 
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.presets import FOLDER
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 
 LEFT_OUT = FOLDER / "tasks" / "left_out.json"  # by model and suite, why; benchmarks/tasks.py measures and writes it
 
 
-def suite(name: str, **options: Any) -> tuple[Prompt, ...]:
+def suite(name: str, **options: Any) -> tuple[StudyPrompt, ...]:
     """The prompts of a suite. Raises SpecError for a suite or an option that is not there."""
     tasks = _tasks()
     if name not in getattr(tasks, "SUITES", {}):
         there = ", ".join(getattr(tasks, "SUITES", {})) or "none are in this version"
         raise SpecError(f"Unknown suite {excerpt(name)}. Available: {there}.")
-    prompts: tuple[Prompt, ...] = tasks.suite(name, **options)
+    prompts: tuple[StudyPrompt, ...] = tasks.suite(name, **options)
     return prompts
 
 

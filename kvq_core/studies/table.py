@@ -19,7 +19,7 @@ from kvq_core.presets import FOLDER
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.store.store import Store
-from kvq_core.studies.cells import Cell, Plan
+from kvq_core.studies.cells import Cell, CellPlan
 from kvq_core.studies.spec import StudySpec, read_study
 
 FILE = FOLDER / "table" / "study.toml"
@@ -88,13 +88,13 @@ class Checked:
     why: str | None
 
 
-def chosen(plan: Plan) -> list[Cell]:
+def chosen(plan: CellPlan) -> list[Cell]:
     """One cell in ONE_IN, by the hash of its id and the study's: nobody who submits a table picks them."""
     order = sorted(plan.cells, key=lambda cell: sha256(f"{plan.id} {cell.id}".encode()).digest())
     return order[: -(-len(order) // ONE_IN)]
 
 
-def checked(plan: Plan, store: Store) -> Iterator[Checked]:
+def checked(plan: CellPlan, store: Store) -> Iterator[Checked]:
     """Every chosen cell of a table that was submitted, computed again beside what the ``store`` holds of it.
 
     Raises StoreError where a run of the table is not there or damaged: a table is shown as a whole or not at all.

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import by_gpu, by_tuning
-from kvq_core.packed.gpus import CHANGED, SHIPPED, Measured, measured_gpus
+from kvq_core.packed.gpus import CHANGED, SHIPPED, MeasuredGpu, measured_gpus
 
 FACTS = {"torch": "2.11", "triton": "3.6", "device": "NVIDIA X1", "kernels": "aaaabbbbccccdddd", "copy_bandwidth": 4e12}
 
@@ -118,7 +118,7 @@ def test_while_nothing_was_measured_nothing_is_told(tmp_path, write):
 def test_the_page_reads_what_was_written_for_it(write, tmp_path):
     by_gpu.ship(write(), tmp_path / "gpu.json")
     (read,) = measured_gpus(tmp_path / "gpu.json")
-    assert isinstance(read, Measured) and read.rows == (
+    assert isinstance(read, MeasuredGpu) and read.rows == (
         ("fp16", 8, 1000.0, None, 20.0),
         ("KIVI, 2 bits", 8, 1600.0, 1.6, 16.04),
     )

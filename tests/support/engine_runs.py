@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvq_core.engine.decode import Decode
 from kvq_core.engine.lane_state import LaneState
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.tap import Tap
 from kvq_core.models import LoadedModel
@@ -49,7 +49,7 @@ def run_engine(
 ) -> Outcome:
     """Prefill, encode, decode. ``follow``: score these tokens instead of generating; ``audit``: check after every step
     that each row's packed store decodes to exactly the working copy attention reads."""
-    prefill = Prefill(model, ids, scored)
+    prefill = SharedPrefill(model, ids, scored)
     list(prefill.run())
     spec = ComparisonSpec(prompt="-", max_new_tokens=new, lanes=tuple(lanes), **options)  # type: ignore[arg-type]
     decode = Decode(model, prefill, spec, list(spec.lanes), given=given, answered=answered, known=known)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.models import LoadedModel
 from kvq_core.models.scoring import Scoring
 
@@ -59,7 +59,7 @@ class NaiveKivi:
 
 def naive_kivi(model: LoadedModel, ids: list[int], bits: int) -> tuple[NaiveKivi, int]:
     """The naive cache of a prompt, and the token that follows it."""
-    prefill = Prefill(model, ids)
+    prefill = SharedPrefill(model, ids)
     list(prefill.run())
     naive, count = NaiveKivi(3, bits, group=8, residual=16), len(ids)
     for layer in range(3):

@@ -23,7 +23,7 @@ import psutil
 from kvq_core.models import load
 from kvq_core.store.beside import present_in
 from kvq_core.store.store import Store, open_store
-from kvq_core.studies.cells import Plan, plan
+from kvq_core.studies.cells import CellPlan, plan
 from kvq_core.studies.executors import Processes, _begin
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.study import run_plan, stored_study
@@ -31,7 +31,7 @@ from tests.support.study_models import study_data, write_model
 
 CELLS = 6
 MOST = 2  # cells that are done before a process is killed, at most
-Attempt = Callable[[Plan, Store, float, random.Random], int]  # kills, 0 where what was begun has ended by itself
+Attempt = Callable[[CellPlan, Store, float, random.Random], int]  # kills, 0 where what was begun has ended by itself
 
 
 def forked(work: Callable[[], object]) -> int:
@@ -74,7 +74,7 @@ def going(child: int) -> bool:
 def a_shard(turn: cycle) -> Attempt:
     """Kills the process that computes a shard."""
 
-    def attempt(planned: Plan, store: Store, cell: float, chance: random.Random) -> int:
+    def attempt(planned: CellPlan, store: Store, cell: float, chance: random.Random) -> int:
         number = next(turn)
         child = forked(lambda: run_plan(planned, store, shard=(number, 2)))
         moment(store, child, cell, chance)
@@ -102,7 +102,7 @@ class Forking(ForkContext):
         _begin(leash, threads)
 
 
-def a_worker(planned: Plan, store: Store, cell: float, chance: random.Random) -> int:
+def a_worker(planned: CellPlan, store: Store, cell: float, chance: random.Random) -> int:
     """Kills workers of a study again and again while it goes on."""
     fork = Forking()
     of = "kvq_core.studies.executors."
@@ -117,7 +117,7 @@ def a_worker(planned: Plan, store: Store, cell: float, chance: random.Random) ->
     return kills
 
 
-def an_actor(planned: Plan, store: Store, cell: float, chance: random.Random) -> int:
+def an_actor(planned: CellPlan, store: Store, cell: float, chance: random.Random) -> int:
     """Kills an actor after every cell."""
     from kvq_core.studies.ray_core import RayActors
 
@@ -134,7 +134,7 @@ def an_actor(planned: Plan, store: Store, cell: float, chance: random.Random) ->
     return len(kills)
 
 
-def wrong(planned: Plan, store: Store, known: list[float]) -> str:
+def wrong(planned: CellPlan, store: Store, known: list[float]) -> str:
     """What of a finished study is not as it should be: cells that are lost or doubled, damaged files, other figures."""
     ids = {cell.id for cell in planned.cells}
     for id in ids:
@@ -147,7 +147,7 @@ def wrong(planned: Plan, store: Store, known: list[float]) -> str:
     return "" if list(found.table["kld_mean"]) == known else "other figures"
 
 
-def campaign(series: str, attempt: Attempt, wanted: int, planned: Plan, folder: Path) -> None:
+def campaign(series: str, attempt: Attempt, wanted: int, planned: CellPlan, folder: Path) -> None:
     """Studies one after the other, each in a store of its own and killed until it is done. This process computes
     nothing before it forks: locks that threads hold then are held for ever."""
     began, unharmed = time.monotonic(), open_store(str(folder / series / "known"))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvq_core.claims.board import Board, measurement_lines, stored_boards, texts_share, within_noise
-from kvq_core.claims.side_by_side import NOT_MEASURED, Row, joined
+from kvq_core.claims.side_by_side import NOT_MEASURED, ClaimRow, joined
 from kvq_core.errors import KvqError, excerpt
 from ui.api.schemas import ClaimInfo
 
@@ -21,7 +21,7 @@ def claims_of(paper: str, model: str) -> list[ClaimInfo]:
     return [_claim(row, boards) for row in rows if row.results[0] and paper.lower() in ("", row.claim.paper.lower())]
 
 
-def _claim(row: Row, boards: Sequence[Board]) -> ClaimInfo:
+def _claim(row: ClaimRow, boards: Sequence[Board]) -> ClaimInfo:
     claim = row.claim
     found = zip(boards, row.results, strict=True)
     return ClaimInfo(

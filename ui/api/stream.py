@@ -18,7 +18,7 @@ from ui.api.schemas import LaneResult, LaneText, Progress, Result
 from ui.service.access import key_for
 from ui.service.address import link
 from ui.service.jobs import Job, follow
-from ui.service.line import Place
+from ui.service.line import LinePlace
 from ui.service.services import Services, visitor
 
 
@@ -43,7 +43,7 @@ async def _told(services: Services, submit: Callable[[], Job], request: gr.Reque
     now = _waiting(services.line.place(job.ticket))
     yield now
     async for news in follow(job, services.line):
-        if isinstance(news, Place):
+        if isinstance(news, LinePlace):
             yield _waiting(news)
             continue
         for event in _worth_telling(news):
@@ -63,7 +63,7 @@ def _worth_telling(news: list[Event]) -> list[Event]:
     return [event for event in news[:-1] if isinstance(event, Step)][-1:] + news[-1:]
 
 
-def _waiting(place: Place) -> Progress:
+def _waiting(place: LinePlace) -> Progress:
     return Progress(stage="waiting", done=0, total=place.ahead, reference="", lanes=[], result=None)
 
 

@@ -17,11 +17,11 @@ from ui.api.refusals import demand
 from ui.api.schemas import typed
 from ui.service.address import page_address
 from ui.service.admission import check_study_bytes
-from ui.service.line import Place
+from ui.service.line import LinePlace
 from ui.service.one_line import one_line
 from ui.service.services import visitor
 from ui.study.files import name_of
-from ui.study.going import Going, Standing, Studies
+from ui.study.going import Going, Studies, StudyStanding
 from ui.study.opening import demand_open, key_for, share
 from ui.study.quote import StudyQuote, admit, quote
 from ui.study.watching import follow
@@ -208,8 +208,8 @@ async def _told(going: Going, studies: Studies, request: gr.Request) -> AsyncGen
     yield {**last, "stage": "finished", "result": await asyncio.to_thread(result.summary)}
 
 
-def _progress(going: Going, now: Standing, studies: Studies, request: gr.Request) -> StudyProgress:
-    waits = isinstance(now.doing, Place) and now.doing.ahead > 0
+def _progress(going: Going, now: StudyStanding, studies: Studies, request: gr.Request) -> StudyProgress:
+    waits = isinstance(now.doing, LinePlace) and now.doing.ahead > 0
     lines = [] if now.result is None else now.result.lines
     return StudyProgress(
         study=going.plan.id,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kvq_core.advice.choice import RESAMPLES
 from kvq_core.advice.decision import Decision
-from kvq_core.advice.report import Advice, Candidate
+from kvq_core.advice.report import Advice, LaneCandidate
 from kvq_core.advice.sentences import whole_percent
 from kvq_core.analysis.scored import CONFIDENCE
 from kvq_core.models import available_models
@@ -114,7 +114,7 @@ def lanes_html(found: Advice) -> str:
     )
 
 
-def _row(each: Candidate, found: Advice) -> str:
+def _row(each: LaneCandidate, found: Advice) -> str:
     kind = "best" if each.label == found.label else "second" if each.label == found.runner_up else ""
     ends = "" if each.kld_low is None else f"<small>{significant(each.kld_low)} to {significant(each.kld_high)}</small>"
     mean = ABSENT if each.kld_mean is None else f"<b>{significant(each.kld_mean)}</b>{ends}"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kvq_core.advice.deciding import BUNDLES, study_for
 from kvq_core.advice.decision import DecisionRequest
-from kvq_core.advice.policy import Scoring
+from kvq_core.advice.policy import ScoringBudget
 from kvq_core.errors import KvqError, SpecError
 from kvq_core.limits import limits
 from kvq_core.settings import settings
@@ -77,12 +77,12 @@ def new_study(form: DecideForm) -> tuple[StudySpec, tuple[str, ...]]:
     return study_for(form.model, asked.spec.prompts.read()[0], form.asked.engine), asked.broken
 
 
-def scoring() -> Scoring | None:
+def scoring() -> ScoringBudget | None:
     """How much scoring of layers this instance takes; None: none, for here the model works elsewhere."""
     if settings().zero_gpu:
         return None
     most = limits()
-    return Scoring(min(MAX_LANES, most.lanes or MAX_LANES), most.cells)
+    return ScoringBudget(min(MAX_LANES, most.lanes or MAX_LANES), most.cells)
 
 
 def demand_lanes(spec: StudySpec) -> None:

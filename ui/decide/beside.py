@@ -7,7 +7,7 @@ from kvq_core.advice.report import Advice
 from kvq_core.errors import KvqError
 from kvq_core.links import encode
 from kvq_core.spec import ComparisonSpec
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.result import StudyResult
 from ui.html.escape import safe
 from ui.study.opening import Results
@@ -31,7 +31,7 @@ def beside_html(decision: Decision, results: Results) -> str:
     return f'<p class="beside"><a class="plain-button" href="?c={asked}">{both}</a> <small>{safe(said)}</small></p>'
 
 
-def _linked(decision: Decision, result: StudyResult) -> tuple[Prompt, str]:
+def _linked(decision: Decision, result: StudyResult) -> tuple[StudyPrompt, str]:
     """The first of the prompts, the worst one before the others, that a link can hold. Raises KvqError."""
     first, *others = _prompts(decision, result)
     try:
@@ -46,19 +46,21 @@ def _linked(decision: Decision, result: StudyResult) -> tuple[Prompt, str]:
     raise refusal
 
 
-def _prompts(decision: Decision, result: StudyResult) -> Iterator[Prompt]:
+def _prompts(decision: Decision, result: StudyResult) -> Iterator[StudyPrompt]:
     known = {prompt.id: prompt for prompt in result.plan.prompts}
     worst = [known[each.prompt] for each in decision.advice.worst if each.prompt in known]
     yield from worst
     yield from (prompt for prompt in result.plan.prompts if prompt not in worst)
 
 
-def spec_of(decision: Decision, result: StudyResult, prompt: Prompt) -> ComparisonSpec:
+def spec_of(decision: Decision, result: StudyResult, prompt: StudyPrompt) -> ComparisonSpec:
     """The comparison of a prompt with the lanes of the answer. Raises KvqError."""
     return comparison_of(prompt, result, decision.advice.model, list(_lanes(decision.advice)))
 
 
-def comparison_of(prompt: Prompt, result: StudyResult, model: str, lanes: list[dict[str, object]]) -> ComparisonSpec:
+def comparison_of(
+    prompt: StudyPrompt, result: StudyResult, model: str, lanes: list[dict[str, object]]
+) -> ComparisonSpec:
     """A prompt of a study with some lanes, all else as in the study. Raises KvqError."""
     base = result.plan.spec.comparison
     shared = {"model": model, "max_new_tokens": base.max_new_tokens, "chat": base.chat}
@@ -72,6 +74,6 @@ def _lanes(found: Advice) -> Iterator[dict[str, object]]:
             yield {**lane, "label": label}
 
 
-def _asked(prompt: Prompt) -> dict[str, object]:
+def _asked(prompt: StudyPrompt) -> dict[str, object]:
     given = {name: value for name in FIELDS if (value := getattr(prompt, name)) not in (None, "", ())}
     return given if prompt.messages is None else {**given, "chat": True}

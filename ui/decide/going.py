@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 
 from kvq_core.advice.deciding import Deciding
 from kvq_core.advice.decision import Decision, DecisionRequest, keep_decision
-from kvq_core.advice.policy import Scoring
+from kvq_core.advice.policy import ScoringBudget
 from kvq_core.errors import KvqError, StoreError
 from kvq_core.logs import log_error
 from kvq_core.settings import settings
-from kvq_core.studies.cells import Plan
-from kvq_core.studies.executors import Outcome, Work
-from ui.service.line import Cost, Place
+from kvq_core.studies.cells import CellPlan
+from kvq_core.studies.executors import CellWork, Outcome
+from ui.service.line import Cost, LinePlace
 from ui.service.services import Services
 from ui.study.going import cell_in_turn, failure_words
-from ui.study.turns import Sessions, Turns, in_a_thread
+from ui.study.turns import SessionTurns, SessionWork, in_a_thread
 
 T = TypeVar("T")
 
@@ -42,11 +42,11 @@ class Question:
     """All that a decision is begun with. ``cost``: of a run, as others in the line are told; ``scoring`` None: layers
     are not tried."""
 
-    plan: Plan
+    plan: CellPlan
     model: str
     asked: DecisionRequest
     weights: tuple[Path, ...] = ()
-    scoring: Scoring | None = None
+    scoring: ScoringBudget | None = None
     cost: Cost = Cost()
 
 
@@ -60,7 +60,7 @@ class GoingDecision:
         self.error: Exception | None = None
         self.unkept: str | None = None
         self._services = services
-        self._turns = Turns(services, session, visitor)
+        self._turns = SessionTurns(services, session, visitor)
         self._stage = Stage()
 
     @property
@@ -102,7 +102,7 @@ class GoingDecision:
             progress=self._progress,
             looks=not settings().zero_gpu,
             layers=asked.scoring is not None,
-            scoring=asked.scoring or Scoring(),
+            scoring=asked.scoring or ScoringBudget(),
         )
         try:
             for decision in going.decisions():
@@ -122,7 +122,7 @@ class GoingDecision:
         except StoreError as error:
             self.unkept = str(error)
 
-    def run(self, works: Iterable[Work]) -> Generator[Outcome]:
+    def run(self, works: Iterable[CellWork]) -> Generator[Outcome]:
         """Cells of a study, each when its turn has come."""
         waiting, self._turns.took = list(works), []
         for work in waiting:
@@ -146,7 +146,7 @@ class GoingDecision:
         self._stage = Stage(doing, done, total, left=left, decision=self._stage.decision)
 
 
-class Decisions(Sessions[GoingDecision]):
+class Decisions(SessionWork[GoingDecision]):
     """The decisions at work, by session."""
 
     def begin(self, question: Question, session: str, visitor: str) -> GoingDecision:
@@ -156,6 +156,6 @@ class Decisions(Sessions[GoingDecision]):
         return self.enter(going, session, visitor)
 
 
-def waits(stage: Stage) -> Place | None:
+def waits(stage: Stage) -> LinePlace | None:
     """The place in line, where it waits."""
-    return stage.beside if isinstance(stage.beside, Place) and stage.beside.ahead else None
+    return stage.beside if isinstance(stage.beside, LinePlace) and stage.beside.ahead else None

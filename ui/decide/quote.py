@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kvq_core.advice.answering import one_model
 from kvq_core.advice.decision import DecisionRequest
 from kvq_core.advice.forecast import DecisionForecast, forecast
-from kvq_core.advice.policy import Scoring
+from kvq_core.advice.policy import ScoringBudget
 from kvq_core.errors import LimitError, SpecError, StoreError
 from kvq_core.studies.example import adopt, packaged_ids
 from kvq_core.studies.intervals import FEWEST
@@ -83,7 +83,7 @@ def admit(found: DecisionQuote) -> Question:
 def _quoted(told: StudyQuote, model: str, asked: DecisionRequest, layers: bool, services: Services) -> DecisionQuote:
     if not told.plan.cells:
         raise SpecError("None of these prompts fits the model's context; give shorter ones.")
-    allowed: Scoring | None = scoring() if layers else None
+    allowed: ScoringBudget | None = scoring() if layers else None
     question = Question(told.plan, model, asked, scoring=allowed, cost=told.cost)
     said = []
     if (count := len(told.plan.prompts)) < FEWEST:

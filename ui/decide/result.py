@@ -20,7 +20,7 @@ from ui.service.address import page_address
 from ui.service.services import Services
 from ui.study.files import download_updates
 from ui.study.opening import Results, is_open
-from ui.views.view import Drawing, Page, Slot, create_page, or_absent
+from ui.views.view import Drawing, Slot, ViewPage, create_page, or_absent
 
 NOTE = "Mean over prompts with its 95 % interval; dotted: the front. Hollow: it cannot be the answer, a hover says why."
 NO_FIGURE = "No lane has a loss above 0 to draw."
@@ -44,9 +44,9 @@ class ResultPart:
     private: gr.Row
     share: gr.Button
     answer: gr.HTML
-    first: Page
-    layers: Page
-    below: Page
+    first: ViewPage
+    layers: ViewPage
+    below: ViewPage
     evidence: gr.Column
     cell: CellPart
     files: list[gr.DownloadButton]
@@ -97,7 +97,7 @@ def draw(decision: Decision, services: Services, results: Results, page: str, un
             "decide-fits": fits_html(decision),
         },
     )
-    pages = [Page(rows, gr.HTML()).html(drawn) for rows in (ROWS, LAYERS, BELOW)]  # type: ignore[arg-type]
+    pages = [ViewPage(rows, gr.HTML()).html(drawn) for rows in (ROWS, LAYERS, BELOW)]  # type: ignore[arg-type]
     shown = gr.update(visible=True)
     answer = answer_html(decision, unkept, beside_html(decision, results))
     return [answer, *pages, shown, *_files(decision, services, page), ""]

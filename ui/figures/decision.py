@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from kvq_core.advice.grounds import Grounds
-from kvq_core.advice.report import Advice, Candidate
+from kvq_core.advice.report import Advice, LaneCandidate
 from kvq_core.analysis.verdict import TIERS
 from ui.figures.base import INK, canvas, label_figure
 from ui.figures.forest import GROUNDS, log_axis
@@ -59,7 +59,7 @@ def _unit(nbytes: float) -> tuple[str, float]:
     return next((each for each in UNITS if nbytes >= each[1]), UNITS[-1])
 
 
-def _edges(shown: Sequence[Candidate]) -> tuple[float, float]:
+def _edges(shown: Sequence[LaneCandidate]) -> tuple[float, float]:
     means = [each.kld_mean for each in shown if each.kld_mean]
     lows = [each.kld_low for each in shown if each.kld_low]
     highs = [each.kld_high for each in shown if each.kld_high]
@@ -89,7 +89,7 @@ def _bands(figure: go.Figure, low: float, high: float) -> None:
         bottom = top
 
 
-def _point(figure: go.Figure, each: Candidate, found: Advice, low: float, unit: float) -> None:
+def _point(figure: go.Figure, each: LaneCandidate, found: Advice, low: float, unit: float) -> None:
     best, second = each.label == found.label, each.label == found.runner_up
     color = ACCENT if best else BERRY if second else REFERENCE if each.why_not is None else NOISE
     mean = max(each.kld_mean or 0, low)
@@ -121,15 +121,17 @@ def _point(figure: go.Figure, each: Candidate, found: Advice, low: float, unit: 
     )
 
 
-def _symbol(each: Candidate) -> str:
+def _symbol(each: LaneCandidate) -> str:
     return "diamond" if each.policy else "circle" if each.why_not is None else "circle-open"
 
 
-def _named(each: Candidate, front: Sequence[Candidate], found: Advice) -> bool:
+def _named(each: LaneCandidate, front: Sequence[LaneCandidate], found: Advice) -> bool:
     return each.label in (found.label, found.runner_up) or len(front) <= NAMED or each.why_not is None
 
 
-def _labels(figure: go.Figure, named: Sequence[Candidate], unit: float, widest: float, low: float, high: float) -> None:
+def _labels(
+    figure: go.Figure, named: Sequence[LaneCandidate], unit: float, widest: float, low: float, high: float
+) -> None:
     """Names beside the points, each on a line of its own."""
     last: dict[str, float] = {}
     for each in sorted(named, key=lambda one: -(one.kld_mean or 0)):

@@ -8,7 +8,7 @@ import gradio as gr
 
 from kvq_core.presets import presets
 from ui.form.draft import draft_json, read_draft
-from ui.form.lanes_panel import Lanes, redraw_lanes
+from ui.form.lanes_panel import LanesPanel, redraw_lanes
 from ui.form.setup_panel import Setup, question_html
 from ui.form.values import FIELDS
 from ui.service.services import SWIFT
@@ -26,7 +26,7 @@ def create_draft() -> gr.Textbox:
     return gr.Textbox("", visible="hidden", elem_id="draft", show_label=False)
 
 
-def wire_draft(draft: gr.Textbox, setup: Setup, lanes: Lanes) -> None:
+def wire_draft(draft: gr.Textbox, setup: Setup, lanes: LanesPanel) -> None:
     """Tell the browser of every change of the form."""
     gr.on([setup[name].change for name in FIELDS], None, setup.fields, None, js=KEEP_VALUES, **SWIFT)
     held = [lanes.lanes, setup.rest]

@@ -11,7 +11,7 @@ from kvq_core.models import with_model
 from kvq_core.presets import preset, presets
 from kvq_core.record.fields import RESULTS_VERSION, Record
 from kvq_core.spec import ComparisonSpec, parse_spec
-from ui.form.lanes_panel import Lanes, redraw_lanes
+from ui.form.lanes_panel import LanesPanel, redraw_lanes
 from ui.form.setup_panel import Setup, question_html
 from ui.form.values import from_comparison
 from ui.html.status import line, notice
@@ -29,7 +29,7 @@ REFUSED = {
 }
 
 
-def form_outputs(setup: Setup, lanes: Lanes) -> list[gr.components.Component]:
+def form_outputs(setup: Setup, lanes: LanesPanel) -> list[gr.components.Component]:
     """What ``fill_form`` sets, in its order."""
     return [setup.question, *setup.fields, setup.rest, *lanes.outputs]
 

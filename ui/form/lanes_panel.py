@@ -35,7 +35,7 @@ from ui.service.services import LANES
 
 
 @dataclass
-class Lanes:
+class LanesPanel:
     """``lanes`` holds the form's lanes; ``open`` says which one the editor is on: it stands between ``rows``, which end
     with that lane, and ``below``. js/editor.js writes into ``sent``; ``heard`` says how far that was read."""
 
@@ -57,7 +57,7 @@ class Lanes:
         return [self.lanes, self.open, self.rows, self.complaint, self.editor, self.below, self.add]
 
 
-def create_lanes() -> Lanes:
+def create_lanes() -> LanesPanel:
     with gr.Column(elem_classes=["card"], elem_id="lanes"):
         gr.HTML(
             '<h2>Lanes</h2><div class="lane-fixed"><span></span>'
@@ -86,20 +86,22 @@ def create_lanes() -> Lanes:
         )
         sent = gr.Textbox(visible="hidden", elem_id="lanes-sent", show_label=False)
         heard = gr.HTML("", visible="hidden", elem_id="lanes-heard")
-    panel = Lanes(gr.State([]), gr.State(place_editor(None)), rows, said, form, below, add, flags, bundle, sent, heard)
+    panel = LanesPanel(
+        gr.State([]), gr.State(place_editor(None)), rows, said, form, below, add, flags, bundle, sent, heard
+    )
     both = [panel.lanes, panel.open]
     sent.change(hear, [sent, *both], [*panel.outputs, panel.heard], **LANES)
     add.click(insert_lane, panel.lanes, panel.outputs, **LANES)
     return panel
 
 
-def wire_flags(panel: Lanes, model: gr.components.Component, rest: gr.State) -> None:
+def wire_flags(panel: LanesPanel, model: gr.components.Component, rest: gr.State) -> None:
     """Flags that are pasted, or typed and entered, are a lane more, on the form's model."""
     inputs, outputs = [panel.flags, panel.lanes, panel.open, model, rest], [*panel.outputs, panel.flags]
     panel.flags.submit(take_flags, inputs, outputs, **LANES)  # js/editor.js enters what is pasted
 
 
-def wire_bundle(panel: Lanes, fields: list[gr.components.Component], rest: gr.State) -> None:
+def wire_bundle(panel: LanesPanel, fields: list[gr.components.Component], rest: gr.State) -> None:
     """A bundle that is picked brings its lanes, for the form's model and prompt."""
     fills(panel.bundle.input, take_bundle, [panel.bundle, panel.lanes, rest, *fields], [*panel.outputs, panel.bundle])
 

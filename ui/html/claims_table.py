@@ -10,7 +10,7 @@ from kvq_core.claims.board import (
     texts_share,
     within_noise,
 )
-from kvq_core.claims.side_by_side import FLIPS, NOT_MEASURED, Row, counted, joined, short_title
+from kvq_core.claims.side_by_side import FLIPS, NOT_MEASURED, ClaimRow, counted, joined, short_title
 from ui.html.escape import safe
 
 TONES = {"holds": "good", "does not hold here": "warn", "cannot be tested here": "quiet"}
@@ -29,7 +29,7 @@ def claims_table(boards: Sequence[Board]) -> str:
     )
 
 
-def _row(row: Row, boards: Sequence[Board]) -> str:
+def _row(row: ClaimRow, boards: Sequence[Board]) -> str:
     claim = row.claim
     quote = f"<div>“{safe(claim.quote)}”</div><small>{safe(claim.quoted_from)}</small>" if claim.quote else ""
     less = f"<small>Less than the paper says: {safe(claim.less)}</small>" if claim.less else ""

@@ -1,7 +1,7 @@
 """What is known of a model before any run, as markup: one line of what a look found and of what fits, and behind it the
 layers, the remedies and the formats."""
 
-from kvq_core.inspection.report import Format, Inspection, LayerFacts, LayerFigures, Remedy, spans
+from kvq_core.inspection.report import FormatBytes, Inspection, LayerFacts, LayerFigures, Remedy, spans
 from kvq_core.inspection.rules import rules
 from kvq_core.sizing.fit import Fit
 from ui.html.escape import safe
@@ -126,7 +126,7 @@ def _formats(found: Inspection) -> str:
     )
 
 
-def _format(each: Format, lengths: list[int]) -> str:
+def _format(each: FormatBytes, lengths: list[int]) -> str:
     cells = "".join(f"<td>{size(each.nbytes[n]) if n in each.nbytes else ABSENT}</td>" for n in lengths)
     told = each.settings if each.why_not is None else f"not here: {each.why_not}"
     return f'<tr><th scope="row" title="{safe(told)}">{safe(each.title)}</th>{cells}</tr>'

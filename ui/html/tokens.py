@@ -4,18 +4,14 @@ import tomllib
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from kvq_core.frozen import Frozen
 
 FILE = Path(__file__).parents[1] / "tokens.toml"
 Scale = tuple[tuple[float, str], ...]
 Ground = Literal["light", "dark"]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Round(_Part):
+class Round(Frozen):
     """What tells lanes of one round of hues from those of another: in Plotly's words, then in CSS."""
 
     dash: str
@@ -25,25 +21,25 @@ class Round(_Part):
     weave: str
 
 
-class Lanes(_Part):
+class LaneColors(Frozen):
     light: tuple[str, ...]
     dark: tuple[str, ...]
     rounds: tuple[Round, ...]
 
 
-class Scales(_Part):
+class Scales(Frozen):
     """Of magnitudes, and of signed values."""
 
     sequential: Scale
     diverging: Scale
 
 
-class Tokens(_Part):
+class Tokens(Frozen):
     """Colours as ``#rrggbb`` by name, on a light and on a dark ground; sizes in px, times in ms."""
 
     light: dict[str, str]
     dark: dict[str, str]
-    lanes: Lanes
+    lanes: LaneColors
     scales: dict[Ground, Scales]
     text: dict[str, float]
     space: dict[str, float]

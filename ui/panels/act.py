@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.analysis.acts import Act, Place, acts
+from kvq_core.analysis.acts import Act, LookedPlace, acts
 from kvq_core.analysis.causes import variants
 from kvq_core.analysis.plans import lane_of, shape_of
 from kvq_core.errors import KvqError, SpecError
@@ -24,7 +24,7 @@ from ui.panels.job_panel import JobPanel
 from ui.panels.tried import came, drawn_anew, undone
 from ui.selection import Selection, read_selection
 from ui.service.jobs import Job, follow
-from ui.service.line import Place as InLine
+from ui.service.line import LinePlace as InLine
 from ui.service.records import drawn_lanes
 from ui.service.services import QUIET, SWIFT, Services, visitor
 from ui.service.streams import with_empty_end
@@ -111,13 +111,13 @@ def wire_act(panel: ActPanel, views: Views, shown: gr.State, services: Services)
     panel.told.change(act, done, [panel.status, shown], **SWIFT, trigger_mode="multiple")
 
 
-def place_of(record: Record, at: Selection, pick: Any) -> Place:
+def place_of(record: Record, at: Selection, pick: Any) -> LookedPlace:
     """Where one looks: the selection, and key positions or a channel that were clicked last."""
     clicked = read(pick)
     key, channel = clicked.get("key", clicked.get("position")), clicked.get("channel")
     span = (round(key), round(key) + 1) if isinstance(key, int | float) and 0 <= key < 1e9 else None
     at_channel = round(channel) if isinstance(channel, int | float) and 0 <= channel < 1e9 else None
-    return Place(at.layer, at.head, at.kv_head(record), span, at_channel)
+    return LookedPlace(at.layer, at.head, at.kv_head(record), span, at_channel)
 
 
 async def stream(

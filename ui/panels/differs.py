@@ -15,7 +15,7 @@ from ui.form.controls import titles
 from ui.form.editor import LABEL, OPTIONS, READ
 from ui.form.filling import form_of, form_outputs
 from ui.form.lanes import LaneForm
-from ui.form.lanes_panel import Lanes
+from ui.form.lanes_panel import LanesPanel
 from ui.form.selecting import SELECT
 from ui.form.setup_panel import Setup
 from ui.form.values import FIELDS, to_comparison
@@ -39,7 +39,7 @@ def create_differs() -> tuple[gr.HTML, gr.Textbox]:
 def wire_differs(
     panel: tuple[gr.HTML, gr.Textbox],
     setup: Setup,
-    lanes: Lanes,
+    lanes: LanesPanel,
     shown: gr.State,
     ticket: gr.State,
     services: Services,

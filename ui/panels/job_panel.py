@@ -10,7 +10,7 @@ from kvq_core.errors import KvqError
 from kvq_core.logs import log_error
 from ui.html.status import line, place_line, unexpected_error
 from ui.service.jobs import Job, follow
-from ui.service.line import Place
+from ui.service.line import LinePlace
 from ui.service.services import Services
 
 
@@ -47,7 +47,7 @@ class JobPanel:
         """The job's place while it waits, then what ``show`` makes of its events; ``beside`` outputs follow the
         buttons."""
         async for news in follow(job, services.line):
-            if isinstance(news, Place):
+            if isinstance(news, LinePlace):
                 yield [place_line(news.ahead, news.seconds), *self.busy("Waiting"), *[gr.skip()] * beside]
                 continue
             for update in show(news):

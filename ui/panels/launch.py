@@ -16,7 +16,7 @@ from kvq_core.logs import log_error
 from kvq_core.pipeline.estimate import loading
 from kvq_core.pipeline.timings import Remaining
 from kvq_core.spec import parse_spec
-from ui.form.lanes_panel import Lanes
+from ui.form.lanes_panel import LanesPanel
 from ui.form.setup_panel import Setup
 from ui.form.values import FIELDS, to_comparison
 from ui.html.escape import safe
@@ -37,7 +37,7 @@ NO_TICKET: dict[str, Any] = {"id": None}
 
 
 @dataclass
-class Launch:
+class LaunchPanel:
     estimate: gr.HTML
     notice: gr.HTML
     run: gr.Button
@@ -45,16 +45,16 @@ class Launch:
     ticket: gr.State
 
 
-def create_launch() -> Launch:
+def create_launch() -> LaunchPanel:
     with gr.Column(elem_classes=["card"], elem_id="launch"):
         estimate = gr.HTML('<p class="muted">Counting tokens</p>', elem_id="estimate")
         message = gr.HTML("", elem_id="notice")
         run = gr.Button("Run", variant="primary", elem_id="run")
         cancel = gr.Button("Cancel", visible=False, elem_id="cancel")
-    return Launch(estimate, message, run, cancel, gr.State(NO_TICKET))
+    return LaunchPanel(estimate, message, run, cancel, gr.State(NO_TICKET))
 
 
-def wire_estimate(panel: Launch, setup: Setup, lanes: Lanes, services: Services) -> None:
+def wire_estimate(panel: LaunchPanel, setup: Setup, lanes: LanesPanel, services: Services) -> None:
     """Estimate again whenever the form changes; while one is on its way only the newest change counts.
 
     Where Run was refused, the notice of that follows the form too: it goes when nothing is wrong any more.
@@ -100,9 +100,9 @@ def estimate_html(quote: Quote) -> str:
 
 
 def wire_run(
-    panel: Launch,
+    panel: LaunchPanel,
     setup: Setup,
-    lanes: Lanes,
+    lanes: LanesPanel,
     cards: AnswerCards,
     status: gr.HTML,
     shown: gr.State,

@@ -9,12 +9,12 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from kvq_core.inspection.fits import fit_here
-from kvq_core.inspection.look import Looking, kept_inspection
+from kvq_core.inspection.look import InspectionProgress, kept_inspection
 from kvq_core.inspection.report import Inspection
 from kvq_core.settings import settings
 from kvq_core.spec import parse_lane
 from ui.form.lanes import append_lane
-from ui.form.lanes_panel import Lanes, redraw_lanes
+from ui.form.lanes_panel import LanesPanel, redraw_lanes
 from ui.form.setup_panel import Setup
 from ui.html.look import look_html
 from ui.html.status import line, notice, place_line
@@ -59,7 +59,7 @@ def create_look() -> LookPanel:
     return LookPanel(words, status, look, cancel, chosen, gr.State(None), gr.State(None))
 
 
-def wire_look(panel: LookPanel, setup: Setup, lanes: Lanes, estimate: gr.HTML, services: Services) -> None:
+def wire_look(panel: LookPanel, setup: Setup, lanes: LanesPanel, estimate: gr.HTML, services: Services) -> None:
     """What is kept of the form's model is shown whenever it changes, and once it is loaded, after which the
     ``estimate`` changes; the button looks, in the line of the runs."""
     form = [setup["model"], setup.rest]
@@ -120,7 +120,7 @@ async def stream(
 
     def show(news: list[Any]) -> Iterator[list[Any]]:
         found.extend(event for event in news if isinstance(event, Inspection))
-        if isinstance(news[-1], Looking):
+        if isinstance(news[-1], InspectionProgress):
             yield [progress_line(news[-1]), *LOOKING.busy(), gr.skip()]
 
     async for update in LOOKING.updates(job, services, 1, show):
@@ -147,6 +147,6 @@ def _end(job: Job, found: list[Inspection], asked: tuple[str, str | None]) -> li
     return [said, *LOOKING.idle(), gr.skip()]
 
 
-def progress_line(event: Looking) -> str:
+def progress_line(event: InspectionProgress) -> str:
     """The status line of an event."""
     return line(event.doing, done=event.done / max(1, event.total))

@@ -9,8 +9,8 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from kvq_core.events import Loading
-from kvq_core.packed.gpus import Decoded, Measured, measured_gpus
-from kvq_core.packed.lanes import Begins, LaneMeasurement, Progress, Request, SkippedLane, gpu, unquantized_bytes
+from kvq_core.packed.gpus import Decoded, MeasuredGpu, measured_gpus
+from kvq_core.packed.lanes import Begins, LaneMeasurement, MeasureRequest, Progress, SkippedLane, gpu, unquantized_bytes
 from kvq_core.packed.slow import chips, slow_methods
 from kvq_core.spec import parse_spec
 from ui.html.escape import safe
@@ -86,7 +86,7 @@ def elsewhere() -> str:
     return "".join(_elsewhere(found) for found in measured_gpus() if found.rows)
 
 
-def _elsewhere(found: Measured) -> str:
+def _elsewhere(found: MeasuredGpu) -> str:
     said = f"Measured on {found.device}. {found.told} The targets stand in docs/gpu.md."
     head = "".join(f'<th scope="col">{title}</th>' for title in HEAD_ELSEWHERE)
     table = f"<thead><tr>{head}</tr></thead><tbody>{''.join(map(_decoded, found.rows))}</tbody>"
@@ -142,7 +142,7 @@ async def stream(
 def _begin(run: str, limits: list[str], session: str, visitor: str, services: Services) -> Job:
     """Put the measurement of a run's lanes in line. Raises KvqError where there is no room, or no such run."""
     record, _ = services.records.get(run)
-    request = Request(new_tokens=NEW_TOKENS, limits=tuple(what for what in LIMITS if what in limits))
+    request = MeasureRequest(new_tokens=NEW_TOKENS, limits=tuple(what for what in LIMITS if what in limits))
     job = services.enter(partial(services.measure, parse_spec(record.spec), request), session, visitor)
     services.jobs.watch(job.ticket)  # this page follows it
     return job

@@ -29,7 +29,7 @@ FILES = ("Report (HTML)", "Record (JSON)", "Arrays (safetensors)", "Scorecard (C
 
 
 @dataclass
-class Share:
+class SharePanel:
     link: gr.HTML
     private: gr.Row
     listed: gr.Checkbox
@@ -45,7 +45,7 @@ class Share:
         return [self.link, self.private, self.message, self.more, self.copies, *self.files]
 
 
-def create_share() -> Share:
+def create_share() -> SharePanel:
     box = gr.HTML("", elem_id="share", visible=False, js_on_load=COPY_JS)
     with gr.Row(visible=False, elem_id="private") as private:
         gr.HTML(f'<p class="muted">{PRIVATE}</p>')
@@ -56,7 +56,7 @@ def create_share() -> Share:
         copies = gr.HTML("", js_on_load=COPY_JS, elem_id="copies")
         with gr.Row(elem_id="downloads"):
             files = [gr.DownloadButton(name, size="sm", min_width=90, interactive=False) for name in FILES]
-    return Share(box, private, listed, share, said, more, copies, files)
+    return SharePanel(box, private, listed, share, said, more, copies, files)
 
 
 def show_share(record: Record, shown: dict[str, Any], request: gr.Request, services: Services) -> list[Any]:
@@ -72,7 +72,7 @@ def show_share(record: Record, shown: dict[str, Any], request: gr.Request, servi
     ]
 
 
-def wire_share(panel: Share, shown: gr.State, kept: gr.BrowserState, services: Services) -> None:
+def wire_share(panel: SharePanel, shown: gr.State, kept: gr.BrowserState, services: Services) -> None:
     """Fill the panel when it is opened; share a run when its maker says so."""
 
     def fill(shown: dict[str, Any], request: gr.Request) -> Iterator[list[Any]]:

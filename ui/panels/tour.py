@@ -12,7 +12,7 @@ FILE = FOLDER / "learn" / "tour.toml"
 TOY = "toy"  # the figure of a step that has its own
 
 
-class Step(BaseModel):
+class TourStep(BaseModel):
     """Where a step looks: an example, a view, the figure in it that the text is about, and what is selected there
     (otherwise where there is most to see)."""
 
@@ -36,8 +36,8 @@ class Step(BaseModel):
 
 
 @cache
-def tour() -> tuple[Step, ...]:
-    return tuple(Step(**step) for step in tomllib.loads(FILE.read_text(encoding="utf-8"))["steps"])
+def tour() -> tuple[TourStep, ...]:
+    return tuple(TourStep(**step) for step in tomllib.loads(FILE.read_text(encoding="utf-8"))["steps"])
 
 
 @cache

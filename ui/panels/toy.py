@@ -9,8 +9,8 @@ from itertools import product
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict
 
+from kvq_core.frozen import Frozen
 from kvq_core.methods import make
 from kvq_core.pipeline.roundtrip import roundtrip
 from kvq_core.presets import FOLDER
@@ -23,11 +23,9 @@ WAYS = (("per_token", "A scale a token"), ("per_channel", "A scale a channel"))
 START = "per_token", 8
 
 
-class Keys(BaseModel):
+class Keys(Frozen):
     """Keys (16, head_dim) of one KV head and the last token's query (head_dim), after RoPE; scripts/learn_keys.py wrote
     them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
     weights: str
@@ -41,7 +39,7 @@ class Keys(BaseModel):
 
 
 @dataclass(frozen=True)
-class Setting:
+class ToySetting:
     """What is left of the keys: int8 codes of ``top / 127`` as base64, row after row; the last token's attention over
     them in percent; their bytes, metadata included; half the attention that moved, in percent."""
 
@@ -57,12 +55,12 @@ def keys() -> Keys:
 
 
 @cache
-def table() -> dict[str, Setting]:
+def table() -> dict[str, ToySetting]:
     """By ``way bits``, and ``exact``: the keys themselves, as an fp16 cache holds them."""
     exact = torch.tensor(keys().keys)
     tokens, dim = exact.shape
     whole = attention(exact)
-    found = {"exact": Setting(_codes(exact), _percent(whole), 2 * exact.numel(), 0.0)}
+    found = {"exact": ToySetting(_codes(exact), _percent(whole), 2 * exact.numel(), 0.0)}
     for (way, _), group in zip(WAYS, (dim, tokens), strict=True):
         for bits in BITS:
             method = make(way, bits=bits, group_size=group)
@@ -70,7 +68,7 @@ def table() -> dict[str, Setting]:
             nbytes = sum(size for part, size in stored.nbytes.items() if part.startswith("key_"))
             own = attention(stored.keys[0])
             moved = 50 * float((own - whole).abs().sum())
-            found[f"{way} {bits}"] = Setting(_codes(stored.keys[0]), _percent(own), nbytes, round(moved, 1))
+            found[f"{way} {bits}"] = ToySetting(_codes(stored.keys[0]), _percent(own), nbytes, round(moved, 1))
     return found
 
 

@@ -11,7 +11,7 @@ from kvq_core.errors import KvqError
 from kvq_core.spec import parse_lane
 from kvq_core.training.offer import BUDGETS, Offer, Training, TrainingResult
 from ui.form.lanes import LaneForm, to_spec
-from ui.form.lanes_panel import Lanes
+from ui.form.lanes_panel import LanesPanel
 from ui.form.setup_panel import Setup
 from ui.html.escape import safe
 from ui.html.numbers import plural, significant, size
@@ -63,7 +63,7 @@ def create_training() -> Trainer:
     return Trainer(area, words, budget, train, cancel, progress, gr.State(NO_TICKET))
 
 
-def wire_training(panel: Trainer, setup: Setup, lanes: Lanes, services: Services) -> None:
+def wire_training(panel: Trainer, setup: Setup, lanes: LanesPanel, services: Services) -> None:
     """The offer follows model and lanes; Train queues for the engine as Run does, and holds it until it is over."""
     form = [setup["model"], setup.rest, lanes.lanes, panel.budget]
 

@@ -25,7 +25,7 @@ class Forgotten(dict):
         return {}
 
 
-class Page(SessionState):
+class PageState(SessionState):
     """The state of one page, and of its components only what it changed.
 
     Gradio's own begins with a copy of the table of all components, and describes each of them, and later each that is
@@ -64,7 +64,7 @@ class Sessions(StateHolder):
 
     def __getitem__(self, session_id: str) -> SessionState:
         if session_id not in self.session_data:
-            self.session_data[session_id] = Page(self.blocks)
+            self.session_data[session_id] = PageState(self.blocks)
         return super().__getitem__(session_id)
 
     def delete_all_expired_state(self) -> None:

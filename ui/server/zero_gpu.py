@@ -19,7 +19,7 @@ import torch
 from kvq_core.errors import KvqError, LimitError
 from kvq_core.events import Event, Finished
 from kvq_core.models import available_models, load
-from kvq_core.packed.lanes import Request, measure_spec
+from kvq_core.packed.lanes import MeasureRequest, measure_spec
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.estimate import estimate
 from kvq_core.spec import ComparisonSpec
@@ -31,7 +31,7 @@ STARTING_S = 10  # fork, and the model's weights onto the GPU
 def seconds(spec: ComparisonSpec, *others: Any) -> int:
     """How long to ask for the GPU: twice the estimate, for a run that takes longer is cut off; as long as possible for
     a search of the most that fits into memory."""
-    if any(isinstance(other, Request) and other.limits for other in others):
+    if any(isinstance(other, MeasureRequest) and other.limits for other in others):
         return LONGEST_S
     expected = estimate(spec).seconds
     if expected is None:

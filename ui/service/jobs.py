@@ -16,7 +16,7 @@ from kvq_core.errors import LimitError
 from kvq_core.events import Finished, Step
 from kvq_core.machine.memory import release_memory
 from kvq_core.pipeline.timings import Stages
-from ui.service.line import UNKNOWN_COST, Cost, Place, WaitingLine
+from ui.service.line import UNKNOWN_COST, Cost, LinePlace, WaitingLine
 
 LOOK_S = 0.03  # how often a watcher looks for news of work that has begun
 WAIT_S = 0.2  # and whether it has begun
@@ -181,7 +181,7 @@ class Jobs:
         return self._left.get(session, -inf) >= since
 
 
-async def follow(job: Job, line: WaitingLine) -> AsyncGenerator[Place | list[Any]]:
+async def follow(job: Job, line: WaitingLine) -> AsyncGenerator[LinePlace | list[Any]]:
     """A job as it goes: its place while it waits, whenever that changes, then what is new. Ends when the job is over;
     ``job.cancelled`` and ``job.error`` say how it ended. Ends without a word where the session began another one:
     whatever was still said of this one would stand over what is said of that."""

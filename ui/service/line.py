@@ -41,7 +41,7 @@ class Ticket:
 
 
 @dataclass(frozen=True)
-class Place:
+class LinePlace:
     """How many tickets are in front of one, and the seconds they still take, no more exact than that is known; None
     where one of them is not."""
 
@@ -91,13 +91,13 @@ class WaitingLine:
             held.gave_way = True
             return True
 
-    def place(self, ticket: str) -> Place:
+    def place(self, ticket: str) -> LinePlace:
         """What is in front of this ticket."""
         with self._changed:
             line = self._line()
         at = next((i for i, other in enumerate(line) if other.id == ticket), 0)
         left = [_left(other) for other in line[:at]]
-        return Place(at, None if None in left else _coarse(sum(filter(None, left))))
+        return LinePlace(at, None if None in left else _coarse(sum(filter(None, left))))
 
     def count(self, visitor: str | None = None, but: str = "") -> int:
         """Open tickets, of one visitor or of all, those of session ``but`` not counted."""

@@ -10,12 +10,12 @@ from typing import Any
 
 from kvq_core.errors import StoreError
 from kvq_core.events import Event, Finished
-from kvq_core.inspection.look import Looking, looking
+from kvq_core.inspection.look import InspectionProgress, looking
 from kvq_core.inspection.report import Inspection
 from kvq_core.limits import limits
 from kvq_core.machine import files
+from kvq_core.packed.lanes import MeasureRequest as Measuring
 from kvq_core.packed.lanes import Progress, measure_spec
-from kvq_core.packed.lanes import Request as Measuring
 from kvq_core.pipeline.added import adding, captures_of, capturing, spec_of
 from kvq_core.pipeline.estimate import Estimate
 from kvq_core.pipeline.looked import look_held, looking_at, spec_of_look
@@ -58,7 +58,7 @@ class Services:
     offer: Callable[..., Offer | None] = offer
     train: Callable[[Offer], Generator[Training | TrainingResult]] = train_missing
     measure: Callable[[ComparisonSpec, Measuring], Generator[Progress]] = measure_spec
-    look: Callable[..., Generator[Looking | Inspection]] = looking
+    look: Callable[..., Generator[InspectionProgress | Inspection]] = looking
     records: RecordCache = field(init=False)
     line: WaitingLine = field(default_factory=WaitingLine)
     jobs: Jobs = field(init=False)

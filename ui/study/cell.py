@@ -8,7 +8,7 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from kvq_core.events import Finished
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.result import StudyResult
 from ui.figures.prompt_map import prompt_names, worst_first
 from ui.html.escape import safe, shorten
@@ -70,7 +70,7 @@ def cell_html(result: StudyResult, model: str, prompt: str) -> str:
     return f'<blockquote>{safe(shorten(words_of(asked), 320))}</blockquote><ul class="cell-lanes">{lanes}</ul>'
 
 
-def words_of(prompt: Prompt) -> str:
+def words_of(prompt: StudyPrompt) -> str:
     """The prompt, or the last message of its conversation."""
     if prompt.messages:
         return str(prompt.messages[-1].content or "")

@@ -9,26 +9,26 @@ from typing import Any
 from kvq_core.errors import KvqError, ModelError
 from kvq_core.events import Event, Finished
 from kvq_core.logs import log_error
-from kvq_core.studies.cells import Cell, Plan
-from kvq_core.studies.executors import Outcome, Work, outcome_of
+from kvq_core.studies.cells import Cell, CellPlan
+from kvq_core.studies.executors import CellWork, Outcome, outcome_of
 from kvq_core.studies.result import StudyResult
 from kvq_core.studies.study import run_plan, stored_study
 from ui.html.status import unexpected_error
 from ui.service.admission import check_memory
-from ui.service.line import Cost, Place
+from ui.service.line import Cost, LinePlace
 from ui.service.services import Services
 from ui.study.opening import Results
-from ui.study.turns import Sessions, Turns, in_a_thread
+from ui.study.turns import SessionTurns, SessionWork, in_a_thread
 
 
 @dataclass(frozen=True)
-class Standing:
+class StudyStanding:
     """How far a study is: its result so far, the prompt at work and what is done with it, and the seconds that are
     left, waiting not counted; None before the first cell."""
 
     result: StudyResult | None = None
     prompt: str = ""
-    doing: Event | Place | None = None
+    doing: Event | LinePlace | None = None
     left: float | None = None
 
 
@@ -38,14 +38,14 @@ class Going:
     What is computed lies in the store: a study that is stopped goes on from there when it is begun again.
     """
 
-    def __init__(self, planned: Plan, services: Services, session: str, visitor: str, cost: Cost, number: int = 0):
+    def __init__(self, planned: CellPlan, services: Services, session: str, visitor: str, cost: Cost, number: int = 0):
         """``cost``: of a cell, which others in the line are told; ``number``: among those of this server."""
         self.plan, self.session, self.number = planned, session, number
         self.over = self.replaced = False
         self.error: Exception | None = None
         self._services, self._cost = services, cost
-        self._turns = Turns(services, session, visitor)
-        self._standing = Standing()
+        self._turns = SessionTurns(services, session, visitor)
+        self._standing = StudyStanding()
 
     @property
     def cancelled(self) -> bool:
@@ -57,7 +57,7 @@ class Going:
     def stop(self) -> None:
         self._turns.stop()
 
-    def standing(self) -> Standing:
+    def standing(self) -> StudyStanding:
         """How far it is now. Who stops asking gives the study up."""
         self._turns.looked()
         return self._standing
@@ -65,8 +65,8 @@ class Going:
     def _work(self) -> None:
         store = self._services.store
         try:
-            self._standing = Standing(stored_study(self.plan, store))
-            self._standing = Standing(run_plan(self.plan, store, executor=self))
+            self._standing = StudyStanding(stored_study(self.plan, store))
+            self._standing = StudyStanding(run_plan(self.plan, store, executor=self))
         except Exception as error:
             self.error = error
             if not isinstance(error, KvqError):
@@ -78,7 +78,7 @@ class Going:
         """Why it ended before its last cell, for people; None where it did not."""
         return failure_words(self.error)
 
-    def run(self, works: Iterable[Work]) -> Generator[Outcome]:
+    def run(self, works: Iterable[CellWork]) -> Generator[Outcome]:
         """The executor's part: each cell when its turn has come, until the study is stopped."""
         waiting = list(works)
         for at, work in enumerate(waiting):
@@ -88,8 +88,8 @@ class Going:
             self._add(outcome, len(waiting) - at - 1)
             yield outcome
 
-    def _tell(self, cell: Cell, doing: Event | Place) -> None:
-        self._standing = Standing(self._standing.result, cell.prompt.id, doing, self._standing.left)
+    def _tell(self, cell: Cell, doing: Event | LinePlace) -> None:
+        self._standing = StudyStanding(self._standing.result, cell.prompt.id, doing, self._standing.left)
 
     def _add(self, outcome: Outcome, left: int) -> None:
         """A cell more in the result so far."""
@@ -100,10 +100,10 @@ class Going:
         result = StudyResult(self.plan, [*so_far.rows, *outcome.rows], failed, done)
         took = self._turns.took
         seconds = left * fmean(took) if took else None
-        self._standing = Standing(result, "", None, seconds)
+        self._standing = StudyStanding(result, "", None, seconds)
 
 
-def cell_in_turn(turns: Turns, work: Work, cost: Cost, tell: Callable[[Any], None]) -> Outcome | None:
+def cell_in_turn(turns: SessionTurns, work: CellWork, cost: Cost, tell: Callable[[Any], None]) -> Outcome | None:
     """A cell, from its ticket to its outcome; None where it is wanted no more."""
     if not turns.wanted:
         return None
@@ -135,14 +135,14 @@ def failure_words(error: Exception | None) -> str | None:
     return str(error) if isinstance(error, KvqError) else unexpected_error("Start")
 
 
-class Studies(Sessions[Going]):
+class Studies(SessionWork[Going]):
     """The studies at work, by session, and the last results."""
 
     def __init__(self, services: Services):
         super().__init__(services)
         self.results = Results(services)
 
-    def begin(self, planned: Plan, session: str, visitor: str, cost: Cost) -> Going:
+    def begin(self, planned: CellPlan, session: str, visitor: str, cost: Cost) -> Going:
         """Begin a study, or go on with it; what the session computed before is cancelled.
 
         Raises LimitError where the line has no room, or this visitor asks too much.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvq_core.errors import LimitError
 from kvq_core.store.store import Store
-from kvq_core.studies.cells import Plan, plan
+from kvq_core.studies.cells import CellPlan, plan
 from kvq_core.studies.estimate import StudyEstimate, estimate
 from kvq_core.studies.intervals import FEWEST
 from kvq_core.studies.spec import StudySpec
@@ -20,7 +20,7 @@ MOST_TOLD = 5  # lines of a file that are told one by one
 class StudyQuote:
     """``estimate`` is what ``--dry-run`` prints of the plan on one worker; ``refusal``: why it may not start here."""
 
-    plan: Plan
+    plan: CellPlan
     estimate: StudyEstimate
     refusal: str | None
 

@@ -10,7 +10,7 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from kvq_core.studies.intervals import FEWEST
-from kvq_core.studies.pairs import Pair
+from kvq_core.studies.pairs import PairedDifference
 from kvq_core.studies.result import StudyResult
 from ui.figures.forest import forest
 from ui.figures.pareto import pareto
@@ -24,7 +24,7 @@ from ui.service.address import page_address
 from ui.service.services import Services
 from ui.study.files import FILES, download_updates, name_of
 from ui.study.opening import is_open
-from ui.views.view import Drawing, Page, Slot, create_page, or_absent
+from ui.views.view import Drawing, Slot, ViewPage, create_page, or_absent
 from ui.words.study import study_words
 
 NOT_YET = "Nothing is scored yet."
@@ -77,8 +77,8 @@ class ResultPanel:
     share: gr.Button
     answer: gr.HTML
     model: gr.Radio
-    figures: Page
-    more: Page
+    figures: ViewPage
+    more: ViewPage
     below: gr.Column
     files: list[gr.DownloadButton]
 
@@ -129,7 +129,7 @@ def rows_for(lanes: int) -> Any:
 
 
 def create_html(rows: Any, drawn: Drawing) -> str:
-    return Page(rows, None).html(drawn)  # type: ignore[arg-type]
+    return ViewPage(rows, None).html(drawn)  # type: ignore[arg-type]
 
 
 def drawing(result: StudyResult, model: str) -> Drawing:
@@ -180,7 +180,7 @@ def _pairs(result: StudyResult, model: str) -> str:
     return f"{told}{pairs}{across}"
 
 
-def _told(found: Sequence[Pair], of: str = "") -> str:
+def _told(found: Sequence[PairedDifference], of: str = "") -> str:
     """Sentences of pairs, folded; those that cannot be told apart first."""
     pairs = sorted((pair for pair in found if pair.p is not None), key=lambda pair: pair.apart)
     if not pairs:

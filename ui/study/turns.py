@@ -12,13 +12,13 @@ from typing import Any, Generic, Protocol, TypeVar
 from kvq_core.errors import KvqError
 from kvq_core.limits import limits
 from ui.service.jobs import LOOK_S, PATIENCE_S, Job, Work
-from ui.service.line import UNKNOWN_COST, Cost, Place
+from ui.service.line import UNKNOWN_COST, Cost, LinePlace
 from ui.service.services import Services
 
 T = TypeVar("T")
 
 
-class Turns:
+class SessionTurns:
     """Turns of one session. ``took``: seconds of those that are over, waiting not counted."""
 
     def __init__(self, services: Services, session: str, visitor: str):
@@ -63,12 +63,14 @@ class Turns:
             self.took.append(time.monotonic() - began)
         return job
 
-    def each(self, work: Iterator[T], tell: Callable[[Place], None]) -> Iterator[T]:
+    def each(self, work: Iterator[T], tell: Callable[[LinePlace], None]) -> Iterator[T]:
         """Every step of some work in a turn of its own; ends where the work does, or is wanted no more. Raises what the
         work raises."""
         while self.wanted:
             found: list[T] = []
-            job = self.take(partial(_one, work, found), lambda news: tell(news) if isinstance(news, Place) else None)
+            job = self.take(
+                partial(_one, work, found), lambda news: tell(news) if isinstance(news, LinePlace) else None
+            )
             if job.error is not None:
                 raise job.error
             if not found:
@@ -98,7 +100,7 @@ class AtWork(Protocol):
 W = TypeVar("W", bound=AtWork)
 
 
-class Sessions(Generic[W]):
+class SessionWork(Generic[W]):
     """What is at work, by session; a session's older work is replaced."""
 
     def __init__(self, services: Services):

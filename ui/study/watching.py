@@ -10,8 +10,8 @@ import gradio as gr
 from kvq_core.events import Event
 from ui.html.status import event_words, line, notice, place_line
 from ui.panels.job_panel import JobPanel
-from ui.service.line import Place
-from ui.study.going import Going, Standing
+from ui.service.line import LinePlace
+from ui.study.going import Going, StudyStanding
 from ui.study.opening import Results
 from ui.study.results import live_html
 
@@ -71,9 +71,9 @@ async def updates(going: Going, results: Results) -> AsyncGenerator[list[Any]]:
     yield [end_line(going, left), *STUDY.idle(), gr.update(visible=left > 0), "", shown]
 
 
-def standing_line(now: Standing, total: int) -> str:
+def standing_line(now: StudyStanding, total: int) -> str:
     """The place in line, or the cell at work and what is done with it."""
-    if isinstance(now.doing, Place) and now.doing.ahead:
+    if isinstance(now.doing, LinePlace) and now.doing.ahead:
         return place_line(now.doing.ahead, now.doing.seconds)
     done = 0 if now.result is None else now.result.done + len(now.result.failed)
     left = "" if now.left is None else f"About {timedelta(seconds=round(now.left))} left without waiting. "
@@ -83,9 +83,9 @@ def standing_line(now: Standing, total: int) -> str:
     return line(said, done=done / max(1, total), detail=left + doing_words(now.doing))
 
 
-def doing_words(doing: Event | Place | None) -> str:
+def doing_words(doing: Event | LinePlace | None) -> str:
     """What is done with the run at work."""
-    found = None if doing is None or isinstance(doing, Place) else event_words(doing)
+    found = None if doing is None or isinstance(doing, LinePlace) else event_words(doing)
     return "" if found is None else f"{found[0]}."
 
 

@@ -14,7 +14,7 @@ from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import DRAFT_TOKENS, LaneRecord, Record
 from kvq_core.spec import Lane
 from ui.form.lanes import append_lane
-from ui.form.lanes_panel import Lanes, redraw_lanes
+from ui.form.lanes_panel import LanesPanel, redraw_lanes
 from ui.html.cards import tick
 from ui.html.escape import prose, safe
 from ui.html.glossary import hint
@@ -177,7 +177,7 @@ def _suggestion(index: int, lane: Lane | None, because: str) -> str:
     )
 
 
-def wire_suggestions(box: gr.Textbox, lanes: Lanes, shown: gr.State, services: Services) -> None:
+def wire_suggestions(box: gr.Textbox, lanes: LanesPanel, shown: gr.State, services: Services) -> None:
     """The button under a verdict adds its lane to the form; Run is left to the person."""
 
     def add(raw: str, form: list[dict[str, Any]], shown: dict[str, Any]) -> list[Any]:

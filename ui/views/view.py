@@ -108,7 +108,7 @@ Part = Slot | Stacked | str
 
 
 @dataclass(frozen=True)
-class Page:
+class ViewPage:
     """Rows of slots and of finished HTML by name, as one component. A component a figure would cost the browser
     seconds: Gradio searches its whole tree for every output of an event."""
 
@@ -119,8 +119,8 @@ class Page:
         return "".join(_row(row, drawn) for row in self.rows)
 
 
-def create_page(*rows: Sequence[Part]) -> Page:
-    return Page(rows, gr.HTML(""))
+def create_page(*rows: Sequence[Part]) -> ViewPage:
+    return ViewPage(rows, gr.HTML(""))
 
 
 @dataclass
@@ -130,7 +130,7 @@ class View:
 
     name: str
     words: gr.HTML
-    pages: Sequence[Page]
+    pages: Sequence[ViewPage]
     compute: Callable[..., Drawing]
     uses: tuple[str, ...] = ()
     pickers: Sequence[gr.components.Component] = ()

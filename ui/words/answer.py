@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvq_core.analysis.choice import PLANNED_BATCH, PLANNED_TOKENS, Choice, choose, planned_bytes
+from kvq_core.analysis.choice import PLANNED_BATCH, PLANNED_TOKENS, LaneChoice, choose, planned_bytes
 from kvq_core.analysis.explain import explain
 from kvq_core.analysis.floors import floors
 from kvq_core.analysis.verdict import TIERS, verdict
@@ -16,7 +16,7 @@ NOTHING = "No lane was measured: there is no answer."
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerWords:
     """``lane`` is the one the sentence begins with, by its index; ``sentence`` goes on after its name. ``others`` and
     ``reason`` may be empty, ``facts`` are short."""
 
@@ -28,14 +28,14 @@ class Answer:
     facts: tuple[str, ...]
 
 
-def answer(record: Record, arrays: Arrays) -> Answer:
+def answer(record: Record, arrays: Arrays) -> AnswerWords:
     """Of all lanes of a run."""
     asked = f"{_count(len(record.lanes))}, one prompt on {record.environment.model_title}"
     found = choose(record, arrays)
     if found is None:
-        return Answer(asked, None, NOTHING, "", "", ())
+        return AnswerWords(asked, None, NOTHING, "", "", ())
     said = _verdict(record, arrays, found), _beyond(record, found), _reason(record, arrays, found)
-    return Answer(asked, found.lane, *said, tuple(_facts(record, found)))
+    return AnswerWords(asked, found.lane, *said, tuple(_facts(record, found)))
 
 
 def _count(lanes: int) -> str:
@@ -43,7 +43,7 @@ def _count(lanes: int) -> str:
     return f"{named} cache{'' if lanes == 1 else 's'}"
 
 
-def _verdict(record: Record, arrays: Arrays, found: Choice) -> str:
+def _verdict(record: Record, arrays: Arrays, found: LaneChoice) -> str:
     """What is said of the lane, after its name; where tiers cannot be told apart, all of them."""
     several = len(record.lanes) > 1
     if found.tier is None:
@@ -72,7 +72,7 @@ def _bytes(record: Record, index: int) -> str:
     return told if ratio is None or ratio < 1 else f"{told}, which saves nothing at this length"
 
 
-def _beyond(record: Record, found: Choice) -> str:
+def _beyond(record: Record, found: LaneChoice) -> str:
     """The lanes that are surely risky, and how soon their own texts leave the reference's."""
     others = [record.lanes[index] for index in found.beyond if index != found.lane]
     if not others or found.tier in (None, len(TIERS) - 1):
@@ -86,7 +86,7 @@ def _beyond(record: Record, found: Choice) -> str:
     return f"{names} {leaves} within {plural(max(parted), 'token')}."
 
 
-def _reason(record: Record, arrays: Arrays, found: Choice) -> str:
+def _reason(record: Record, arrays: Arrays, found: LaneChoice) -> str:
     lane = record.lanes[found.lane]
     assert lane.metrics is not None
     floor = record.noise_floor.metrics
@@ -112,7 +112,7 @@ def _closer(record: Record, index: int) -> str:
     return f"{lane.label} is closer still (KLD {kld}){kept.get(tuple(lane.quantized), '')}: {_bytes(record, index)}."
 
 
-def _facts(record: Record, found: Choice) -> list[str]:
+def _facts(record: Record, found: LaneChoice) -> list[str]:
     planned = planned_bytes(record, found.lane)
     tokens = f"{PLANNED_TOKENS // 1024}K × {PLANNED_BATCH}"
     facts = [] if planned is None else [f"{tokens}: {size(planned[0])} instead of {size(planned[1])}"]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvq_core.analysis.verdict import TIERS
-from kvq_core.studies.pairs import Pair
+from kvq_core.studies.pairs import PairedDifference
 from kvq_core.studies.result import StudyResult
 from ui.html.numbers import join_words, percent, plural, significant
 
@@ -46,16 +46,16 @@ def _bytes(line: Line) -> str:
     return "" if line["kv_ratio"] is None else f"It takes {percent(line['kv_ratio'])} of the bytes of an fp16 cache."
 
 
-def _pair(a: Line, b: Line, pairs: list[Pair]) -> Pair | None:
+def _pair(a: Line, b: Line, pairs: list[PairedDifference]) -> PairedDifference | None:
     return next((pair for pair in pairs if {pair.a, pair.b} == {a["label"], b["label"]}), None)
 
 
-def _apart(best: Line, other: Line, pairs: list[Pair]) -> bool:
+def _apart(best: Line, other: Line, pairs: list[PairedDifference]) -> bool:
     found = _pair(best, other, pairs)
     return found is not None and found.apart
 
 
-def _alike(best: Line, alike: list[Line], pairs: list[Pair]) -> str:
+def _alike(best: Line, alike: list[Line], pairs: list[PairedDifference]) -> str:
     """What cannot be told from the closest lane, and how many prompts would tell."""
     tested = [pair for line in alike if (pair := _pair(best, line, pairs)) and pair.p is not None]
     if not tested:

@@ -17,7 +17,7 @@ from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.queries import BLOCK, QueryRounding, inverse, q8_0, rounded_q8_0
 from kvq_core.methods.base import ModelRef
 from kvq_core.methods.formats.planes import pack_planes, unpack_planes
-from kvq_core.methods.formats.tokenwise import TokenCodec, Turn, rounded_behind
+from kvq_core.methods.formats.tokenwise import BasisChange, TokenCodec, rounded_behind
 
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # kvalues_iq4nl, ggml-common.h
 OWN_ORDER = (
@@ -170,7 +170,7 @@ class Interleaved:
         return paired.unflatten(-1, (-1, 2)).mT.flatten(-2)
 
 
-def key_turn_of(block: int, device: torch.device, model: ModelRef | None) -> Turn | None:
+def key_turn_of(block: int, device: torch.device, model: ModelRef | None) -> BasisChange | None:
     """What keys of a model, and the queries that meet them, are turned by: in the order of channels that its GGUF files
     have, every ``block`` of them, 0: not at all."""
     turn = turn_of(block, device)

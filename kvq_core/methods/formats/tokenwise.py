@@ -20,7 +20,7 @@ from kvq_core.methods.base import Method
 OWN_ROTATION = "it rotates what it stores itself, by its own knob rotate; give one of the two"
 
 
-class Turn(Protocol):
+class BasisChange(Protocol):
     """An orthogonal change of basis of a head's channels, the last dimension."""
 
     def turned(self, x: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class TokenCodec(Codec):
     ``turn``: what rows are turned by before they are stored, and back when they are read, as the engine does.
     """
 
-    turn: Turn | None = None
+    turn: BasisChange | None = None
 
     @abstractmethod
     def store(self, x: Tensor) -> dict[str, Tensor]:
@@ -83,7 +83,7 @@ class Format(Method):
         return window, window
 
 
-def rounded_behind(rounding: QueryRounding, turn: Turn) -> QueryRounding:
+def rounded_behind(rounding: QueryRounding, turn: BasisChange) -> QueryRounding:
     """Queries (..., query_heads, n, head_dim) as they are, rounded in the basis that keys are stored in, one for all
     heads."""
     return lambda queries: turn.back(rounding(turn.turned(queries[None])))[0]

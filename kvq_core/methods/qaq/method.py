@@ -10,7 +10,7 @@ from torch import Tensor
 from kvq_core.codecs.window import Window
 from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt
 from kvq_core.methods.qaq.pools import RaggedCodec
-from kvq_core.methods.qaq.tolerance import Rule, attention_rows, extents, query_norms
+from kvq_core.methods.qaq.tolerance import BitRule, attention_rows, extents, query_norms
 
 
 class Qaq(Method):
@@ -156,21 +156,21 @@ class Qaq(Method):
         keys = prompt.keys if prompt.rotated is None else prompt.rotated  # centred keys have other scores
         return attention_rows(prompt.queries, keys, self.attention_window, self.unit, prompt.scaling)
 
-    def _rules(self, prompt: Prompt, rows: tuple[Tensor, ...]) -> tuple[Rule, Rule]:
+    def _rules(self, prompt: Prompt, rows: tuple[Tensor, ...]) -> tuple[BitRule, BitRule]:
         """Of keys and of values; tolerances that are not given are solved on the prompt."""
         assert prompt.queries is not None
         heads = prompt.keys.shape[1]
         bounds = self.bits_min, self.bits_max, self.attention_window, heads, self.unit
         norms = query_norms(prompt.queries, heads, self.unit, prompt.scaling)
 
-        def solved(rule: Rule, x: Tensor, given: float | None, seen: tuple[Tensor, ...]) -> Rule:
+        def solved(rule: BitRule, x: Tensor, given: float | None, seen: tuple[Tensor, ...]) -> BitRule:
             if given is None:
                 ranges = extents(x, self.unit, self._outliers(x)[0], prompt.metadata)
                 given = rule.solve(ranges, seen, self.target_bits)
             return replace(rule, tolerance=given)
 
-        key = solved(Rule(*bounds, norms), prompt.keys, self.key_tolerance, ())
-        return key, solved(Rule(*bounds, None), prompt.values, self.value_tolerance, rows)
+        key = solved(BitRule(*bounds, norms), prompt.keys, self.key_tolerance, ())
+        return key, solved(BitRule(*bounds, None), prompt.values, self.value_tolerance, rows)
 
     def usage_bytes(self, shape: ModelShape, tokens: int) -> int:
         return super().usage_bytes(shape, tokens) + shape.layers * shape.kv_heads * 4 * tokens

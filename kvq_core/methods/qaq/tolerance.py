@@ -11,7 +11,7 @@ from kvq_core.methods.qaq.pools import bounds, units_of
 
 
 @dataclass(frozen=True)
-class Rule:
+class BitRule:
     """Bits of every unit: of keys where ``norms``, those of query_norms (layers, units), are given, else of values."""
 
     bits_min: int

@@ -4,18 +4,18 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from kvq_core.errors import MethodError
-from kvq_core.methods.base import Fitted, Prompt, Selection
+from kvq_core.frozen import Frozen
+from kvq_core.methods.base import Fitted, KeySelection, Prompt
 from kvq_core.methods.numbers import no_truth
 
 
-class Sparsity(BaseModel):
+class Sparsity(Frozen):
     """ShadowKV's selection: landmarks choose chunks of the prompt anew at every step, per KV head."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     _no_truth = no_truth
 
     chunk_size: int = Field(
@@ -58,7 +58,7 @@ class Sparsity(BaseModel):
         return self.model_copy(update={"outlier_chunks": outliers})
 
 
-class ChunkSelection(Sparsity, Selection):
+class ChunkSelection(Sparsity, KeySelection):
     """A lane's selection that chooses chunks of the prompt; outlier chunks and the last are stored as the lane stores
     all others."""
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from kvq_core.errors import ModelError, excerpt
 from kvq_core.models.gguf.families import FAMILIES
-from kvq_core.models.gguf.family import Facts, Family
-from kvq_core.models.gguf.header import Entry, Header
+from kvq_core.models.gguf.family import Family, FamilyFacts
+from kvq_core.models.gguf.header import Header, TensorEntry
 from kvq_core.models.gguf.scaling import rope_parameters
 
 _SIZES = {  # behind "{architecture}.": numbers a file must give -> transformers' field
@@ -88,7 +88,7 @@ def configuration(header: Header, frequencies: np.ndarray | None) -> Any:
         raise refused(header, str(error)) from None
     if rotated != head_dim:
         rope["partial_rotary_factor"] = rotated / head_dim
-    facts = Facts(at, entries, sizes["num_hidden_layers"], sizes["hidden_size"], heads, head_dim, rope)
+    facts = FamilyFacts(at, entries, sizes["num_hidden_layers"], sizes["hidden_size"], heads, head_dim, rope)
     key, epsilon = family.epsilon
     told = {
         "num_key_value_heads": kv_heads,
@@ -99,7 +99,7 @@ def configuration(header: Header, frequencies: np.ndarray | None) -> Any:
     return _made(header, family, entries, told | sizes | _own(header, family, facts))
 
 
-def _made(header: Header, family: Family, entries: dict[str, Entry], told: dict[str, Any]) -> Any:
+def _made(header: Header, family: Family, entries: dict[str, TensorEntry], told: dict[str, Any]) -> Any:
     """The configuration of these fields, and of those that all architectures have alike."""
     from transformers import AutoConfig
 
@@ -113,7 +113,7 @@ def _made(header: Header, family: Family, entries: dict[str, Entry], told: dict[
 
 
 def _whole_of(
-    header: Header, family: Family, entries: dict[str, Entry], frequencies: np.ndarray | None
+    header: Header, family: Family, entries: dict[str, TensorEntry], frequencies: np.ndarray | None
 ) -> dict[str, Any]:
     """Fields of an architecture that shares none of the others' rules."""
     assert family.whole is not None
@@ -139,7 +139,7 @@ def _sizes(header: Header, at: Callable[[str, Any], Any], family: Family) -> dic
     return sizes
 
 
-def _own(header: Header, family: Family, facts: Facts) -> dict[str, Any]:
+def _own(header: Header, family: Family, facts: FamilyFacts) -> dict[str, Any]:
     """Fields of the family. Raises ModelError for a key that is no number."""
     for key in family.keys:
         if isinstance(value := facts.key(key, 0), str if key in family.lists else str | list):
@@ -219,7 +219,7 @@ def _head_dim(header: Header, at: Callable[[str, Any], Any], family: Family, usu
     return head_dim, rotated
 
 
-def _check_counts(header: Header, entries: dict[str, Entry], sizes: dict[str, int], kv_heads: int) -> None:
+def _check_counts(header: Header, entries: dict[str, TensorEntry], sizes: dict[str, int], kv_heads: int) -> None:
     """What would make a model of no or of endless size: shapes in detail are compared when the model is made."""
     embedding = entries.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:

@@ -13,7 +13,7 @@ from kvq_core.machine.memory import free_bytes
 from kvq_core.models import identity
 from kvq_core.models.gguf import weights
 from kvq_core.models.gguf.configuration import check_architecture, configuration, end_ids, refused
-from kvq_core.models.gguf.folder import VERSION, WEIGHTS, Step, Steps, file_sha256
+from kvq_core.models.gguf.folder import VERSION, WEIGHTS, ConversionStep, Steps, file_sha256
 from kvq_core.models.gguf.header import Header
 from kvq_core.models.gguf.vocabulary import check_vocabulary, tokenizer
 
@@ -82,7 +82,7 @@ def _check_room(header: Header, target: Path) -> None:
 
 def _fill(
     header: Header, model: Any, entries: dict[str, weights.TargetTensor], folder: Path, pre: str | None
-) -> Generator[Step, None, str]:
+) -> Generator[ConversionStep, None, str]:
     """All files of a model, the last of which says what they came from; returns the sha256 of the weights."""
     tokenizer(header, pre).save_pretrained(folder)
     model.config.architectures, model.config.dtype = [type(model).__name__], torch.float32

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvq_core.models.gguf.family import Facts, Family, Fields, block_of
+from kvq_core.models.gguf.family import Family, FamilyFacts, Fields, block_of
 
 _STATE = ("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size")
 _KEYS = (*_STATE, "full_attention_interval", "rope.dimension_sections", "nextn_predict_layers")
@@ -18,7 +18,11 @@ _BEHIND = (".attn_qkv.weight", ".ssm_conv1d.weight")  # rows of queries and keys
 
 
 def family(
-    model_type: str, keys: tuple[str, ...] = (), *, fields: Callable[[Facts], Fields] = lambda facts: {}, **own: Any
+    model_type: str,
+    keys: tuple[str, ...] = (),
+    *,
+    fields: Callable[[FamilyFacts], Fields] = lambda facts: {},
+    **own: Any,
 ) -> Family:
     """The architecture of that name in transformers, with keys and fields of its own beside those of them all."""
     return Family(
@@ -35,7 +39,7 @@ def family(
     )
 
 
-def _fields(facts: Facts) -> Fields:
+def _fields(facts: FamilyFacts) -> Fields:
     """Raises ValueError for a key that is missing, and for heads that do not share."""
     kernel, state, key_heads, value_heads, inner = (_size(facts, key) for key in _STATE)
     every, sections = _size(facts, "full_attention_interval", 4), facts.key("rope.dimension_sections", [])
@@ -58,7 +62,7 @@ def _fields(facts: Facts) -> Fields:
     }
 
 
-def _size(facts: Facts, key: str, default: int = 0) -> int:
+def _size(facts: FamilyFacts, key: str, default: int = 0) -> int:
     if not isinstance(found := facts.key(key, default), int) or found < 1:
         raise ValueError(f"{key} = {found} is not one number above 0")
     return found

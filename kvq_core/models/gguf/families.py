@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from kvq_core.models.gguf import delta, gemma4
-from kvq_core.models.gguf.family import Facts, Family, Fields
+from kvq_core.models.gguf.family import Family, FamilyFacts, Fields
 
 
 def alternating(layers: int, every: int) -> list[str]:
@@ -18,7 +18,7 @@ def alternating(layers: int, every: int) -> list[str]:
     return ["full_attention" if layer % every == every - 1 else "sliding_attention" for layer in range(layers)]
 
 
-def _gemma2(facts: Facts) -> Fields:
+def _gemma2(facts: FamilyFacts) -> Fields:
     return {
         "sliding_window": int(facts.key("attention.sliding_window", 4096)),
         "layer_types": alternating(facts.layers, 2),
@@ -29,7 +29,7 @@ def _gemma2(facts: Facts) -> Fields:
     }
 
 
-def _gemma3(facts: Facts) -> Fields:
+def _gemma3(facts: FamilyFacts) -> Fields:
     window, every = int(facts.key("attention.sliding_window", 0)), facts.key("attention.sliding_window_pattern", 6)
     kinds = alternating(facts.layers, int(every)) if window else ["full_attention"] * facts.layers
     local = {"rope_type": "default", "rope_theta": float(facts.key("rope.freq_base_swa", 10000.0))}
@@ -43,15 +43,15 @@ def _gemma3(facts: Facts) -> Fields:
     }
 
 
-def _phi3(facts: Facts) -> Fields:
+def _phi3(facts: FamilyFacts) -> Fields:
     return {"sliding_window": int(facts.key("attention.sliding_window", 0)) or None}
 
 
-def _starcoder2(facts: Facts) -> Fields:
+def _starcoder2(facts: FamilyFacts) -> Fields:
     return {"sliding_window": None, "use_bias": "blk.0.attn_q.bias" in facts.tensors}
 
 
-def _granite(facts: Facts) -> Fields:
+def _granite(facts: FamilyFacts) -> Fields:
     return {
         "attention_multiplier": float(facts.key("attention.scale", 0.0)) or facts.head_dim**-0.5,
         "embedding_multiplier": float(facts.key("embedding_scale", 0.0)) or 1.0,
@@ -60,7 +60,7 @@ def _granite(facts: Facts) -> Fields:
     }
 
 
-def _lfm2(facts: Facts) -> Fields:
+def _lfm2(facts: FamilyFacts) -> Fields:
     held = facts.key("attention.head_count_kv", [])
     return {
         "layer_types": ["full_attention" if heads else "conv" for heads in held],
@@ -70,11 +70,11 @@ def _lfm2(facts: Facts) -> Fields:
     }
 
 
-def _smollm3(facts: Facts) -> Fields:
+def _smollm3(facts: FamilyFacts) -> Fields:
     return {"no_rope_layer_interval": 4, "no_rope_layers": None}
 
 
-def _stablelm(facts: Facts) -> Fields:
+def _stablelm(facts: FamilyFacts) -> Fields:
     return {
         "use_qkv_bias": "blk.0.attn_q.bias" in facts.tensors,
         "use_parallel_residual": bool(facts.key("use_parallel_residual", False)),
@@ -91,7 +91,7 @@ def interleaved(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack(parts, 1).reshape(-1, *parts[0].shape[1:]).T
 
 
-def _routed(facts: Facts, count: str) -> Fields:
+def _routed(facts: FamilyFacts, count: str) -> Fields:
     """Experts, and how many of them a token takes. Raises ValueError where there are not so many."""
     experts, used = (int(facts.key(key, 0)) for key in ("expert_count", "expert_used_count"))
     if not 0 < used <= experts:
@@ -99,7 +99,7 @@ def _routed(facts: Facts, count: str) -> Fields:
     return {count: experts, "num_experts_per_tok": used}
 
 
-def _qwen_moe(facts: Facts, normed: bool | None, shared: bool) -> Fields:
+def _qwen_moe(facts: FamilyFacts, normed: bool | None, shared: bool) -> Fields:
     """llama.cpp weighs a token's experts so that they sum to one in Qwen3 MoE, and as they are in Qwen2 MoE; None where
     transformers knows one way alone."""
     own: Fields = (
@@ -110,7 +110,7 @@ def _qwen_moe(facts: Facts, normed: bool | None, shared: bool) -> Fields:
     return {**_routed(facts, "num_experts"), "moe_intermediate_size": size, **own}
 
 
-def _gpt_oss(facts: Facts) -> Fields:
+def _gpt_oss(facts: FamilyFacts) -> Fields:
     return {
         **_routed(facts, "num_local_experts"),
         "intermediate_size": int(facts.key("expert_feed_forward_length", 0)),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvq_core.models.gguf.header import Entry
+from kvq_core.models.gguf.header import TensorEntry
 
 Key = Callable[[str, Any], Any]  # a key behind "{architecture}.", and what it is where the file lacks it
 Fields = dict[str, Any]  # of transformers' configuration
@@ -15,7 +15,7 @@ BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
 @dataclass(frozen=True)
-class Facts:
+class FamilyFacts:
     """What a file of any architecture says: ``key`` looks up the others; ``tensors`` are the names it holds, ``rope``
     transformers' rope_parameters."""
 
@@ -46,7 +46,7 @@ class Family:
     keys: tuple[str, ...] = ()
     allowed: Mapping[str, Any] = field(default_factory=dict)
     epsilon: tuple[str, str] = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")
-    fields: Callable[[Facts], Fields] = lambda facts: {}
+    fields: Callable[[FamilyFacts], Fields] = lambda facts: {}
     halves: bool = False
     one_more: bool = False
     partial: bool = False
@@ -59,7 +59,7 @@ class Family:
     undo: Callable[[str, np.ndarray, Any], np.ndarray] | None = None
     drafts: str | None = None
     unused: Callable[[str, Any], bool] = lambda name, config: False
-    whole: Callable[[Key, Mapping[str, Entry], np.ndarray | None], Fields] | None = None
+    whole: Callable[[Key, Mapping[str, TensorEntry], np.ndarray | None], Fields] | None = None
 
     def weights(self, name: str, held: np.ndarray, config: Any) -> np.ndarray:
         """A tensor of the file as transformers has it."""

@@ -16,14 +16,14 @@ from urllib.request import getproxies, proxy_bypass
 from kvq_core.errors import ModelError
 from kvq_core.machine import files
 from kvq_core.models import identity
-from kvq_core.models.gguf.folder import WEIGHTS, Step, Steps
+from kvq_core.models.gguf.folder import WEIGHTS, ConversionStep, Steps
 from kvq_core.settings import settings
 
 _ETAG = re.compile(r"[\w.-]{1,200}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")  # the etag of a large file is the hash of what it holds
 _TRIES = 5  # without a byte more, as the Hub's client has it
 _CONNECT = 5  # seconds that the Hub has to take a connection
-Fetched = Generator[Step, None, Path]
+Fetched = Generator[ConversionStep, None, Path]
 
 
 def reachable() -> bool:
@@ -81,7 +81,7 @@ def fetched_weights(repo: str, revision: str | None, check: Callable[[], object]
         total, before = sum(told.size for told in tolds.values()), 0
         for name, told in tolds.items():
             for step in fetched(repo, name, revision):
-                yield Step(before + step.done, total, "downloading")
+                yield ConversionStep(before + step.done, total, "downloading")
             before += told.size
     except ModelError:
         raise
@@ -174,7 +174,7 @@ def _streamed(told: Any, file: Any) -> Steps:
             file.truncate(0)
         for chunk in response.iter_bytes(chunk_size=constants.DOWNLOAD_CHUNK_SIZE):
             file.write(chunk)
-            yield Step(file.tell(), told.size, "downloading")
+            yield ConversionStep(file.tell(), told.size, "downloading")
     if file.tell() != told.size:
         raise OSError(f"{file.tell():,} bytes came, and the Hub says {told.size:,}")
 

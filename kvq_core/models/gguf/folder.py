@@ -14,7 +14,7 @@ VERSION = 1  # raised when a file would be converted into something else: what w
 WEIGHTS = "model.safetensors"
 
 
-class Step(NamedTuple):
+class ConversionStep(NamedTuple):
     """How far a model is on its way: weights that are converted so far, or bytes downloaded, and all of them."""
 
     done: int
@@ -26,11 +26,11 @@ class Step(NamedTuple):
         return "Downloading the model" if self.doing == "downloading" else "Converting the model, once"
 
 
-Steps = Generator[Step, None, None]
+Steps = Generator[ConversionStep, None, None]
 Found = TypeVar("Found")
 
 
-def last(steps: Generator[Step, None, Found]) -> Found:
+def last(steps: Generator[ConversionStep, None, Found]) -> Found:
     """What steps lead to, without anybody who is told of them."""
     while True:
         try:

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvq_core.errors import excerpt
 from kvq_core.models.gguf.family import Family, Fields, Key, block_of
-from kvq_core.models.gguf.header import Entry
+from kvq_core.models.gguf.header import TensorEntry
 
 _SIZES = {  # keys of one number -> transformers' field
     "context_length": "max_position_embeddings",
@@ -48,7 +48,7 @@ def family() -> Family:
     return Family("gemma4_text", _KEYS, whole=_configured, unused=_unused)
 
 
-def _configured(key: Key, entries: Mapping[str, Entry], factors: np.ndarray | None) -> Fields:
+def _configured(key: Key, entries: Mapping[str, TensorEntry], factors: np.ndarray | None) -> Fields:
     """All fields of the configuration. Raises ValueError for a key that is missing, or says what is not read."""
     sizes = {field: _number(key, name) for name, field in _SIZES.items()}
     for name, other in _SAME.items():

@@ -36,7 +36,7 @@ _FORMS = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """One tensor of a file: its shape, outermost dimension first, and the bytes it lies in."""
 
     name: str
@@ -56,7 +56,7 @@ class Header:
 
     path: Path
     values: dict[str, Any]
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
 
     @property
     def architecture(self) -> str:
@@ -160,7 +160,7 @@ class _Cursor:
         return count
 
 
-def _read(at: _Cursor) -> tuple[dict[str, Any], tuple[Entry, ...]]:
+def _read(at: _Cursor) -> tuple[dict[str, Any], tuple[TensorEntry, ...]]:
     version = at.number("I")
     if version not in _VERSIONS:
         raise _Damaged(f"its version is {version}, and versions {' and '.join(map(str, _VERSIONS))} are read")
@@ -174,7 +174,7 @@ def _read(at: _Cursor) -> tuple[dict[str, Any], tuple[Entry, ...]]:
     return values, tuple(_entries(at, tensors, values.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)))
 
 
-def _entries(at: _Cursor, count: int, alignment: Any) -> Iterator[Entry]:
+def _entries(at: _Cursor, count: int, alignment: Any) -> Iterator[TensorEntry]:
     """The tensors, each of which must begin where the one before it ends, and the last one within the file."""
     if not isinstance(alignment, int) or alignment < 1:
         raise _Damaged(f"general.alignment is {excerpt(alignment)}")
@@ -191,7 +191,7 @@ def _entries(at: _Cursor, count: int, alignment: Any) -> Iterator[Entry]:
             raise _Damaged(f"tensor {excerpt(name)} does not lie where the one before it ends")
         if begin + offset + size > len(at.data):
             raise _Damaged(f"it is cut off within tensor {excerpt(name)}")
-        yield Entry(name, shape, kind, begin + offset, size)
+        yield TensorEntry(name, shape, kind, begin + offset, size)
         end = _padded(offset + size, alignment)
 
 

@@ -21,8 +21,8 @@ from kvq_core.errors import ModelError, excerpt
 from kvq_core.models.gguf.configuration import refused
 from kvq_core.models.gguf.families import FAMILIES
 from kvq_core.models.gguf.family import BLOCK, Family
-from kvq_core.models.gguf.folder import Step
-from kvq_core.models.gguf.header import Entry, Header
+from kvq_core.models.gguf.folder import ConversionStep
+from kvq_core.models.gguf.header import Header, TensorEntry
 from kvq_core.models.gguf.scaling import FREQUENCIES
 
 # of layers with experts: all experts' matrices, or biases, of one kind in one tensor
@@ -33,7 +33,7 @@ _PER_TOKEN = (
     "per_layer_token_embd.weight",
 )  # the largest tensors; nothing changes the order of their rows
 _CHUNK = 1 << 24  # weights of those that are dequantized at a time
-Written = Generator[Step, None, str]
+Written = Generator[ConversionStep, None, str]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TargetTensor:
     """A tensor as transformers has it: its shape, and those of the file it is made of. ``experts``: of them all."""
 
     shape: tuple[int, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
     experts: bool = False
 
     @property
@@ -124,7 +124,7 @@ def _experts(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
     return found
 
 
-def _misshapen(header: Header, entry: Entry, shape: tuple[int, ...]) -> ModelError:
+def _misshapen(header: Header, entry: TensorEntry, shape: tuple[int, ...]) -> ModelError:
     told = f"{list(entry.shape)}, and its header asks for {list(shape)}"
     return refused(header, f"tensor {excerpt(entry.name)} has the shape {told}")
 
@@ -144,7 +144,7 @@ def write(header: Header, config: Any, entries: dict[str, TargetTensor], file: I
     for data, done in _pieces(header, config, entries):
         file.write(data)
         digest.update(data)
-        yield Step(done, total)
+        yield ConversionStep(done, total)
     return digest.hexdigest()
 
 
@@ -173,7 +173,7 @@ def _numbers(header: Header, made: TargetTensor, config: Any) -> Iterator[np.nda
         yield family.expert([_read(header.path, _expert(entry, number)) for entry in made.entries])
 
 
-def _expert(entry: Entry, number: int) -> Entry:
+def _expert(entry: TensorEntry, number: int) -> TensorEntry:
     """Of all experts' tensor the part that is one's."""
     size = entry.size // entry.shape[0]
     return replace(entry, shape=entry.shape[1:], start=entry.start + number * size, size=size)
@@ -190,7 +190,7 @@ def _described(entries: dict[str, TargetTensor]) -> bytes:
     return len(head).to_bytes(8, "little") + head
 
 
-def _parts(entry: Entry) -> Iterator[Entry]:
+def _parts(entry: TensorEntry) -> Iterator[TensorEntry]:
     """A tensor in parts that memory holds easily, cut between rows."""
     if entry.name not in _PER_TOKEN:
         yield entry
@@ -199,10 +199,10 @@ def _parts(entry: Entry) -> Iterator[Entry]:
     step, held = max(1, _CHUNK // width), entry.size // rows
     for begin in range(0, rows, step):
         count = min(step, rows - begin)
-        yield Entry(entry.name, (count, width), entry.kind, entry.start + begin * held, count * held)
+        yield TensorEntry(entry.name, (count, width), entry.kind, entry.start + begin * held, count * held)
 
 
-def _read(path: Path, entry: Entry) -> np.ndarray:
+def _read(path: Path, entry: TensorEntry) -> np.ndarray:
     """The float32 numbers of a tensor."""
     raw = np.fromfile(path, np.uint8, entry.size, offset=entry.start)
     if raw.size != entry.size:

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvq_core.errors import PATH, SpecError, abbreviate, excerpt
 from kvq_core.spec import Message
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 
 CATEGORIES = (
     "simple_python",
@@ -29,7 +29,7 @@ CATEGORIES = (
 TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
 
 
-def bfcl(category: str, n: int | None = None, folder: str | Path | None = None) -> tuple[Prompt, ...]:
+def bfcl(category: str, n: int | None = None, folder: str | Path | None = None) -> tuple[StudyPrompt, ...]:
     """The first ``n`` questions of a category, all without it. ``folder`` holds ``BFCL_v4_<category>.json`` and
     ``possible_answer``; None: the installed package's.
 
@@ -86,10 +86,10 @@ def _lines(file: Path, fields: tuple[str, ...]) -> list[dict[str, Any]]:
     return found
 
 
-def _prompt(told: dict[str, Any], right: dict[str, Any], file: Path, category: str) -> Prompt:
+def _prompt(told: dict[str, Any], right: dict[str, Any], file: Path, category: str) -> StudyPrompt:
     try:
         [turn] = told["question"]
-        return Prompt(
+        return StudyPrompt(
             id=f"bfcl-{told['id']}",
             group=category,
             messages=tuple(Message(role=each["role"], content=each["content"]) for each in turn),

@@ -6,12 +6,12 @@ import re
 from typing import Any
 
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 
 BY_VALUE = ("chain_sum", "products")  # whose own judge compares numbers by value, as ``number`` does
 
 
-def reasoning_gym(dataset: str, n: int = 40, seed: int = 0, **options: Any) -> tuple[Prompt, ...]:
+def reasoning_gym(dataset: str, n: int = 40, seed: int = 0, **options: Any) -> tuple[StudyPrompt, ...]:
     """``n`` questions of one of its data sets, whose options are the package's own.
 
     An answer that is a number is judged by ``number``, any other by ``contains``: data sets that judge in a way of
@@ -34,9 +34,9 @@ def reasoning_gym(dataset: str, n: int = 40, seed: int = 0, **options: Any) -> t
     return tuple(_prompt(made[i], dataset, i) for i in range(n))
 
 
-def _prompt(entry: dict[str, Any], dataset: str, number: int) -> Prompt:
+def _prompt(entry: dict[str, Any], dataset: str, number: int) -> StudyPrompt:
     answer = str(entry["answer"])
-    return Prompt(
+    return StudyPrompt(
         id=f"{dataset}-{number + 1:04}",
         group=dataset,
         prompt=entry["question"],

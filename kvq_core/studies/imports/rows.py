@@ -5,10 +5,10 @@ from pathlib import Path
 
 from kvq_core.errors import PATH, SpecError, abbreviate
 from kvq_core.machine import files
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 
 
-def write_jsonl(prompts: Iterable[Prompt], path: str | Path) -> int:
+def write_jsonl(prompts: Iterable[StudyPrompt], path: str | Path) -> int:
     """Write prompts, one a line, whole or not at all; returns how many. Raises SpecError where that is not possible."""
     lines = [prompt.model_dump_json(exclude_defaults=True) + "\n" for prompt in prompts]
     try:

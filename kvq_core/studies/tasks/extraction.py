@@ -6,7 +6,7 @@ from typing import ClassVar
 from numpy.random import Generator
 from pydantic import Field
 
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.tasks.sample import InText, Lengths
 from kvq_core.studies.tasks.words import filler, hidden, words
 
@@ -24,12 +24,12 @@ class Extraction(InText):
     lengths: Lengths = Field((20,), description="Words of the text, 20 to 100,000; prompts take these in turn.")
     fields: int = Field(3, ge=2, le=5, description="Fields of the object, of name, age, city, job and color.")
 
-    def sample(self, number: int, random: Generator) -> Prompt:
+    def sample(self, number: int, random: Generator) -> StudyPrompt:
         length = self.lengths[number % len(self.lengths)]
         shown, asked = self._person(random), self._person(random)
         text = hidden(filler(random, length), [(float(random.random()), _told(asked))])
         keys = ", ".join(asked)
-        return Prompt(
+        return StudyPrompt(
             group=f"{length} words",
             prompt=f"Write what the text says of the person as a JSON object with the keys {keys}.\n\n"
             f"Text: {_told(shown)}\nJSON: {json.dumps(shown)}\n\nText: {text}\nJSON:",

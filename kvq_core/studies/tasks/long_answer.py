@@ -5,7 +5,7 @@ from typing import ClassVar
 from numpy.random import Generator
 from pydantic import Field
 
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.tasks.sample import Suite
 from kvq_core.studies.tasks.words import words
 
@@ -20,10 +20,10 @@ class Long(Suite):
 
     length: int = Field(1200, ge=100, le=20_000, description="Words that are asked for.")
 
-    def sample(self, number: int, random: Generator) -> Prompt:
+    def sample(self, number: int, random: Generator) -> StudyPrompt:
         topics, readers = words("topics"), words("readers")
         topic, reader = topics[number % len(topics)], readers[random.integers(len(readers))]
-        return Prompt(
+        return StudyPrompt(
             group=f"{self.length} words",
             prompt=f"Write a detailed essay of at least {self.length} words about {topic}, for {reader}. Take one "
             "aspect after the other, and do not sum up before you have written about all of them.",

@@ -6,7 +6,7 @@ from typing import ClassVar
 from numpy.random import Generator
 from pydantic import Field
 
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.tasks.sample import AtDepth
 from kvq_core.studies.tasks.words import choose, filler, hidden
 
@@ -23,10 +23,10 @@ class Needle(AtDepth):
 
     digits: int = Field(5, ge=2, le=12, description="Digits of a number.")
 
-    def sample(self, number: int, random: Generator) -> Prompt:
+    def sample(self, number: int, random: Generator) -> StudyPrompt:
         return self._prompt(number, random, keys=1, asked=1, each=1)
 
-    def _prompt(self, number: int, random: Generator, keys: int, asked: int, each: int) -> Prompt:
+    def _prompt(self, number: int, random: Generator, keys: int, asked: int, each: int) -> StudyPrompt:
         """``keys`` with ``each`` so many numbers, of which the first ``asked`` keys are asked for.
 
         The first needle lies at the depth chosen, the others anywhere.
@@ -40,7 +40,7 @@ class Needle(AtDepth):
         ]
         depths = [depth, *random.random(len(told) - 1).tolist()]
         text = hidden(filler(random, length), list(zip(depths, told, strict=True)))
-        return Prompt(
+        return StudyPrompt(
             group=f"{length} words",
             prompt=_INTRODUCTION.format(text=text, question=_question(named[:asked], each)),
             answer=values[: asked * each],
@@ -65,7 +65,7 @@ class NeedleMultiKey(Needle):
 
     keys: int = Field(4, ge=2, le=64, description="Keys in the text, one of which is asked for.")
 
-    def sample(self, number: int, random: Generator) -> Prompt:
+    def sample(self, number: int, random: Generator) -> StudyPrompt:
         return self._prompt(number, random, keys=self.keys, asked=1, each=1)
 
 
@@ -78,7 +78,7 @@ class NeedleMultiQuery(Needle):
 
     queries: int = Field(2, ge=2, le=64, description="Keys in the text, all of which are asked for.")
 
-    def sample(self, number: int, random: Generator) -> Prompt:
+    def sample(self, number: int, random: Generator) -> StudyPrompt:
         return self._prompt(number, random, keys=self.queries, asked=self.queries, each=1)
 
 
@@ -91,7 +91,7 @@ class NeedleMultiValue(Needle):
 
     values: int = Field(2, ge=2, le=64, description="Numbers of the key, all of which are asked for.")
 
-    def sample(self, number: int, random: Generator) -> Prompt:
+    def sample(self, number: int, random: Generator) -> StudyPrompt:
         return self._prompt(number, random, keys=1, asked=1, each=self.values)
 
 

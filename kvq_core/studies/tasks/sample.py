@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar
 from numpy.random import Generator
 from pydantic import Field
 
-from kvq_core.spec.frozen import Frozen
-from kvq_core.studies.prompts import Prompt
+from kvq_core.spec.part import SpecPart
+from kvq_core.studies.prompts import StudyPrompt
 
 MOST_WORDS = 100_000
 
@@ -15,7 +15,7 @@ Lengths = Annotated[tuple[Annotated[int, Field(ge=20, le=MOST_WORDS)], ...], Fie
 Depths = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(min_length=1, max_length=64)]
 
 
-class Suite(Frozen, ABC):
+class Suite(SpecPart, ABC):
     """A kind of task; its fields are its options.
 
     ``new_tokens`` are enough for a right answer of either model that tests know, with the options' defaults. ``source``
@@ -28,7 +28,7 @@ class Suite(Frozen, ABC):
     new_tokens: ClassVar[int]
 
     @abstractmethod
-    def sample(self, number: int, random: Generator) -> Prompt:
+    def sample(self, number: int, random: Generator) -> StudyPrompt:
         """The prompt of that number, from 0; all that is random in it is drawn from ``random``."""
 
 

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from kvq_core.complaints import first_line
 from kvq_core.errors import SpecError, did_you_mean, excerpt
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.tasks.extraction import Extraction
 from kvq_core.studies.tasks.long_answer import Long
 from kvq_core.studies.tasks.needles import Needle, NeedleMultiKey, NeedleMultiQuery, NeedleMultiValue
@@ -34,7 +34,7 @@ SUITES: dict[str, type[Suite]] = {
 }
 
 
-def suite(name: str, n: int = 40, seed: int = 0, **options: object) -> tuple[Prompt, ...]:
+def suite(name: str, n: int = 40, seed: int = 0, **options: object) -> tuple[StudyPrompt, ...]:
     """``n`` prompts of a suite, equal on every machine; more of one seed begin with the fewer.
 
     Raises SpecError for a suite, an option or a value that is not there.

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from kvq_core.errors import SpecError
 from kvq_core.spec import Message, Tool
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.tasks.sample import Suite
 from kvq_core.studies.tasks.words import words
 
@@ -53,12 +53,12 @@ class ToolUse(Suite):
             raise SpecError(f"suite tools: calls = {self.calls} is not allowed; give at most tools, {self.tools}.")
         return self
 
-    def sample(self, number: int, random: Generator) -> Prompt:
+    def sample(self, number: int, random: Generator) -> StudyPrompt:
         offered = [list(TOOLS)[i] for i in random.permutation(len(TOOLS))[: self.tools]]
         asked = [offered[i] for i in random.permutation(self.tools)[: self.calls]]
         arguments = [_drawn(random, TOOLS[name][1]) for name in asked]
         request = " ".join(TOOLS[name][2].format(**given) for name, given in zip(asked, arguments, strict=True))
-        return Prompt(
+        return StudyPrompt(
             group=f"{self.tools} tools",
             messages=(Message(role="user", content=request),),
             tools=tuple(_tool(name) for name in offered),

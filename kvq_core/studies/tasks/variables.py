@@ -7,7 +7,7 @@ from typing import ClassVar
 from numpy.random import Generator
 from pydantic import Field
 
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.tasks.sample import InText, Lengths
 from kvq_core.studies.tasks.words import filler, hidden
 
@@ -26,11 +26,11 @@ class VariableTracking(InText):
     hops: int = Field(2, ge=1, le=16, description="Assignments of a chain after its first.")
     chains: int = Field(1, ge=1, le=8, description="Chains, of which one is asked for.")
 
-    def sample(self, number: int, random: Generator) -> Prompt:
+    def sample(self, number: int, random: Generator) -> StudyPrompt:
         length = self.lengths[number % len(self.lengths)]
         text, value, names = self._text(random, length)
         example, known, chain = self._text(random, 0)
-        return Prompt(
+        return StudyPrompt(
             group=f"{length} words",
             prompt=f"{_put(example, known)} {_said(chain)}\n\n{_put(text, value)}",
             answer=names,

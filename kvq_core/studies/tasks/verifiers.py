@@ -27,7 +27,7 @@ Allowed = Annotated[list[dict[str, dict[str, list[JsonValue]]]], Field(min_lengt
 Objects = Annotated[list[dict[str, JsonValue]], Field(min_length=1)]
 
 
-class Choice(BaseModel):
+class ChoiceAnswer(BaseModel):
     """Answers of which all and none are to be there."""
 
     model_config = ConfigDict(extra="forbid")
@@ -36,7 +36,7 @@ class Choice(BaseModel):
     wrong: list[One]
 
 
-ONE, SEVERAL, CHOICE = (TypeAdapter[Any](kind) for kind in (One, Several, Choice))
+ONE, SEVERAL, CHOICE = (TypeAdapter[Any](kind) for kind in (One, Several, ChoiceAnswer))
 OBJECTS, ALLOWED = (TypeAdapter[Any](kind) for kind in (Objects, Allowed))
 JSON = TypeAdapter[Any](dict[str, JsonValue] | list[JsonValue])
 

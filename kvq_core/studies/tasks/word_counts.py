@@ -6,7 +6,7 @@ from numpy.random import Generator
 from pydantic import Field, model_validator
 
 from kvq_core.errors import SpecError
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.tasks.sample import Suite
 from kvq_core.studies.tasks.words import choose
 
@@ -34,13 +34,13 @@ class CommonWords(Suite):
             )
         return self
 
-    def sample(self, number: int, random: Generator) -> Prompt:
+    def sample(self, number: int, random: Generator) -> StudyPrompt:
         held = choose(random, "nouns", self.common + self.others)
         common, others = held[: self.common], held[self.common :]
         listed = common * self.times + others * self.once
         shuffled = [listed[i] for i in random.permutation(len(listed))]
         text = " ".join(f"{i}. {word}" for i, word in enumerate(shuffled, 1))
-        return Prompt(
+        return StudyPrompt(
             group=f"{len(listed)} words",
             prompt=_asked(f"Below is a numbered list of words.\n{text}\n", self.common),
             answer={"right": common, "wrong": others},
@@ -75,11 +75,11 @@ class FrequentWords(Suite):
             )
         return self
 
-    def sample(self, number: int, random: Generator) -> Prompt:
+    def sample(self, number: int, random: Generator) -> StudyPrompt:
         made = _made_up(random, self.kinds)
         listed = [word for word, times in zip(made, self._counts(), strict=True) for _ in range(times)]
         text = " ".join(listed[i] for i in random.permutation(len(listed)))
-        return Prompt(
+        return StudyPrompt(
             group=f"{self.length} words",
             prompt=_asked(f"Read the following coded text.\n{text}\n", self.asked),
             answer={"right": made[: self.asked], "wrong": made[self.asked :]},

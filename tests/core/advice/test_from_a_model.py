@@ -10,11 +10,11 @@ from transformers import Gemma3TextConfig
 
 from kvq_core.advice.advise import advise, decide, stored
 from kvq_core.advice.asked import Ask, Tolerance
-from kvq_core.advice.cost import Cost
+from kvq_core.advice.cost import LaneCost
 from kvq_core.advice.deciding import silent, study_for
 from kvq_core.advice.decision import Decision, DecisionRequest, keep_decision, stored_decision
-from kvq_core.advice.options import Place, model_shape, own_weights
-from kvq_core.advice.policy import Policy, Scoring
+from kvq_core.advice.options import FitPlace, model_shape, own_weights
+from kvq_core.advice.policy import LayerPolicy, ScoringBudget
 from kvq_core.advice.report import Advice, WeightsFile
 from kvq_core.advice.trying import Trying
 from kvq_core.advice.turns import Here
@@ -31,14 +31,14 @@ from kvq_core.sizing.reserve import allowance
 from kvq_core.spec import Lane, bundle_lanes
 from kvq_core.spec.bundles import BUNDLES
 from kvq_core.store.store import Store, open_store
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.study import study
 from tests.support.study_models import CONFIG, prompt, study_data, write_model
 
 pytestmark = pytest.mark.slow
 
-PROMPTS = [Prompt(prompt=prompt(at)) for at in range(10)]
+PROMPTS = [StudyPrompt(prompt=prompt(at)) for at in range(10)]
 SHAPE = Shape(
     architecture="llama",
     layers=(LayerKind(kind="full", kv_heads=8, key_dim=128, value_dim=128),) * 32,
@@ -158,14 +158,14 @@ def _check_grounds(whole: Decision) -> None:
 def test_without_an_engine_all_that_engines_ship_runs_beside(model: str, store: Store, found: Advice) -> None:
     least = min(each.kld_mean or 1.0 for each in found.front)
     ask, result = DecisionRequest.of(context=200, tolerance=str(0.8 * least)).ask(), stored(found.study, store)
-    made = Trying(result, outline(model), ask, store, Here(), silent, Scoring()).found()
-    assert isinstance(made, Policy)
+    made = Trying(result, outline(model), ask, store, Here(), silent, ScoringBudget()).found()
+    assert isinstance(made, LayerPolicy)
     ran = {*made.rows["lane"]}
     assert {"policy", "first and last two fp16"} <= ran and any(label.endswith(", keys centred") for label in ran), ran
     assert not ran & {"q8_0", "q4_0", "iq4_nl"}, "the study has them"
     assert made.offered and {lane.label for lane in made.lanes} <= ran
-    few = Trying(result, outline(model), ask, store, Here(), silent, Scoring(at_once=6)).found()
-    assert isinstance(few, Policy) and few.rows["lane"].nunique() <= 6, "as many lanes as a run may hold"
+    few = Trying(result, outline(model), ask, store, Here(), silent, ScoringBudget(at_once=6)).found()
+    assert isinstance(few, LayerPolicy) and few.rows["lane"].nunique() <= 6, "as many lanes as a run may hold"
 
 
 def test_a_study_of_another_model_or_an_unknown_one_is_refused(found: Advice, store: Store) -> None:
@@ -217,11 +217,11 @@ def test_bytes_are_those_of_what_fits() -> None:
     by_name = {each.name: each for each in formats()}
     for name in ("q8_0", "q4_0", "iq4_nl"):
         lane, cache = Lane(label=name, method=name), Cache.of(by_name[name], SHAPE)
-        assert Cost(lane, SHAPE, None).of(5000, 3) == (cache.tensors(5000, 3), False)
-        assert Cost(lane, SHAPE, "llama.cpp").of(5000, 3) == (cache.reserved("llama.cpp", 5000, 3), True)
+        assert LaneCost(lane, SHAPE, None).of(5000, 3) == (cache.tensors(5000, 3), False)
+        assert LaneCost(lane, SHAPE, "llama.cpp").of(5000, 3) == (cache.reserved("llama.cpp", 5000, 3), True)
     for data in bundle_lanes("deploy-vllm"):
         lane = Lane(**data)
-        mine, known = Cost(lane, SHAPE, "vLLM").of(4096, 2), lane.every_rule[0].build()
+        mine, known = LaneCost(lane, SHAPE, "vLLM").of(4096, 2), lane.every_rule[0].build()
         same = [
             f
             for f in formats()
@@ -233,11 +233,11 @@ def test_bytes_are_those_of_what_fits() -> None:
 
 def test_layers_that_stay_fp16_are_counted_by_themselves() -> None:
     lane = Lane(label="a", method="q8_0", layers=tuple(range(2, 32)))
-    q8, fp16 = (Cost(Lane(label="b", method=name), SHAPE, None).of(1000, 1).nbytes for name in ("q8_0", "fp16"))
-    assert Cost(lane, SHAPE, "llama.cpp").of(1000, 1) == ((30 * q8 + 2 * fp16) // 32, False)
+    q8, fp16 = (LaneCost(Lane(label="b", method=name), SHAPE, None).of(1000, 1).nbytes for name in ("q8_0", "fp16"))
+    assert LaneCost(lane, SHAPE, "llama.cpp").of(1000, 1) == ((30 * q8 + 2 * fp16) // 32, False)
     keys = Lane(label="c", method="q8_0", tensors="keys")
-    assert Cost(keys, SHAPE, None).of(1000, 1).nbytes == (q8 + fp16) // 2
-    assert Cost(keys, SHAPE, None).bits(1000) == pytest.approx((8.5 + 16) / 2)
+    assert LaneCost(keys, SHAPE, None).of(1000, 1).nbytes == (q8 + fp16) // 2
+    assert LaneCost(keys, SHAPE, None).bits(1000) == pytest.approx((8.5 + 16) / 2)
 
 
 def test_under_a_memory_the_largest_weights_that_leave_room_are_chosen(
@@ -259,7 +259,9 @@ def test_the_longest_context_that_fits_is_found(model: str) -> None:
     loaded = load(model)
     weights, lane = own_weights(loaded, model), Lane(label="q8", method="q8_0")
     assert weights == WeightsFile(file=model, bytes=weights.bytes, how=weights.how, chosen=False)
-    place = Place(model_shape(loaded), weights, Ask(Tolerance.parse("close"), context=10_000, batch=2, cache=1_000_000))
+    place = FitPlace(
+        model_shape(loaded), weights, Ask(Tolerance.parse("close"), context=10_000, batch=2, cache=1_000_000)
+    )
     longest = place.longest(lane)
-    cost = Cost(lane, model_shape(loaded), None)
+    cost = LaneCost(lane, model_shape(loaded), None)
     assert cost.of(longest, 2).nbytes <= 1_000_000 < cost.of(longest + 1, 2).nbytes

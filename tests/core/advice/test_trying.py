@@ -8,7 +8,7 @@ import pytest
 
 from kvq_core.advice.candidates import CANDIDATES, candidates_of
 from kvq_core.advice.choice import Option
-from kvq_core.advice.policy import Policy
+from kvq_core.advice.policy import LayerPolicy
 from kvq_core.advice.trying import read_as, smallest, undominated
 from kvq_core.decision.offered import DeployedLane
 from kvq_core.decision.plans import FP16, Candidate, LayerPlan
@@ -72,10 +72,10 @@ def test_of_offered_lanes_those_on_the_front_may_be_the_answer() -> None:
     assert [each.label for each in kept] == ["a", "b"], "d failed on a prompt, and e ran on none"
 
 
-def policy(offered: tuple[Lane, ...], own: pd.DataFrame) -> Policy:
+def policy(offered: tuple[Lane, ...], own: pd.DataFrame) -> LayerPolicy:
     scores = Sensitivity(id="a", version=1, model="m", layers=4, positions=32, formats=("q4_0",))
     named = lane("q4_0").model_copy(update={"label": "policy"})
-    return Policy(named, lane("q4_1"), offered, own, None, scores, (Candidate.parse("q4_0"),))
+    return LayerPolicy(named, lane("q4_1"), offered, own, None, scores, (Candidate.parse("q4_0"),))
 
 
 @pytest.mark.parametrize(("loss", "gain"), [(0.05, True), (0.03, False)])

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from kvq_core.analysis.acts import Place, acts, effect, hottest_span, widened
+from kvq_core.analysis.acts import LookedPlace, acts, effect, hottest_span, widened
 from kvq_core.analysis.plans import lane_of, shape_of
 from tests.support.ui_record_factory import LAYERS, make_run
 from ui.html.acts import offers_html
 from ui.html.looks import look_html, whole_layer
 
-PLACE = Place(layer=5, head=4, kv_head=1)
+PLACE = LookedPlace(layer=5, head=4, kv_head=1)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_nothing_is_offered_in_a_layer_with_a_window(run):
     kinds[5] |= {"kind": "sliding", "window": 64}
     windowed = record.model_copy(update={"environment": record.environment.model_copy(update={"kinds": kinds})})
     assert set(named(acts(windowed, arrays, 0, PLACE))) == {"span", "sinks", "center"}
-    assert "layer-fp16" in named(acts(windowed, arrays, 0, Place(layer=4, head=4, kv_head=1)))
+    assert "layer-fp16" in named(acts(windowed, arrays, 0, LookedPlace(layer=4, head=4, kv_head=1)))
 
 
 def test_another_method_is_offered_where_its_lane_loses_less_in_that_layer(run):
@@ -63,7 +63,7 @@ def test_another_method_is_offered_where_its_lane_loses_less_in_that_layer(run):
 
 def test_tokens_that_were_clicked_are_protected_and_a_channels_head_is_turned(run):
     record, arrays = run
-    clicked = named(acts(record, arrays, 0, Place(5, 4, 1, span=(40, 41), channel=7)))
+    clicked = named(acts(record, arrays, 0, LookedPlace(5, 4, 1, span=(40, 41), channel=7)))
     assert clicked["span"].lane.every_rule[0].spans == ((39, 43),) and "pointed" in clicked["span"].because
     assert clicked["rotate"].lane.rotate == "hadamard" and "channel 7" in clicked["rotate"].because
     prompt = len(record.reference.prompt_token_ids)
@@ -91,7 +91,7 @@ def test_a_lane_that_the_run_has_is_not_offered_again_and_fp16_not_at_all(run):
         update={"spec": {**record.spec, "lanes": lanes}, "lanes": [*record.lanes, record.lanes[0]]}
     )
     assert "layer-fp16" not in named(acts(more, arrays, 0, PLACE))
-    assert "layer-fp16" in named(acts(more, arrays, 0, Place(6, 4, 1)))
+    assert "layer-fp16" in named(acts(more, arrays, 0, LookedPlace(6, 4, 1)))
     plain = [{"method": "fp16", "label": "fp16"}]
     nothing = record.model_copy(update={"spec": {**record.spec, "lanes": plain}, "lanes": record.lanes[:1]})
     assert acts(nothing, arrays, 0, PLACE) == ()

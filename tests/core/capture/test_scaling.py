@@ -8,7 +8,7 @@ from kvq_core.claims.errors import later_attention, mean_score_error
 from kvq_core.claims.sample import capture
 from kvq_core.claims.structure import prompt_attention
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.methods import ModelShape
 from kvq_core.methods.qaq.method import Qaq
 from kvq_core.methods.qaq.tolerance import query_norms
@@ -26,7 +26,7 @@ FACTORS = {"granite": 0.6, "gemma2": 4**-0.5}
 def scaled(request):
     """A model that does not divide by sqrt(head_dim), its factor, and the tensors of a prompt."""
     model = tiny(request.param)
-    prefill = Prefill(model, IDS)
+    prefill = SharedPrefill(model, IDS)
     list(prefill.run())
     return model, FACTORS[request.param], prefill.groups[0]
 

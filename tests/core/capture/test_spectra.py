@@ -6,14 +6,14 @@ from scipy.linalg import subspace_angles
 
 from kvq_core.capture.distribution import QUANTILES, KeyBasis
 from kvq_core.capture.spectra import deviations, principal_angles, query_directions, spectra, thin
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.methods.base import query_gram, stack_queries
 from tests.support.tiny_models import prompt_ids, tiny
 
 
 def test_spectra_equal_a_direct_svd() -> None:
     model, ids = tiny("qwen2"), prompt_ids(60)
-    prefill = Prefill(model, ids)
+    prefill = SharedPrefill(model, ids)
     list(prefill.run())
     group, rope = prefill.groups[0], model.rope(60)
     found = spectra(group, rope)
@@ -43,7 +43,7 @@ def test_keys_before_rope_are_the_projections() -> None:
     model, ids = tiny("llama"), prompt_ids(20)
     outputs = {}
     hook = model.model.model.layers[1].self_attn.k_proj.register_forward_hook(lambda m, i, o: outputs.update(k=o))
-    prefill = Prefill(model, ids)
+    prefill = SharedPrefill(model, ids)
     list(prefill.run())
     hook.remove()
     projected = outputs["k"][0].unflatten(-1, (2, 32)).transpose(0, 1)
@@ -77,7 +77,7 @@ def test_angles_are_those_between_the_spans() -> None:
 
 def test_latent_channels_are_those_of_a_direct_svd() -> None:
     model, ids = tiny("llama"), prompt_ids(200)
-    prefill = Prefill(model, ids)
+    prefill = SharedPrefill(model, ids)
     list(prefill.run())
     keys, rope = prefill.groups[0].keys[1], model.rope(200)
     basis = KeyBasis.of(keys, rope)

@@ -39,7 +39,7 @@ def test_a_trained_model_runs_a_lane(home, model):
     from dataclasses import replace
 
     from kvq_core.engine.cache import LaneCache
-    from kvq_core.engine.prefill import Prefill
+    from kvq_core.engine.prefill import SharedPrefill
     from kvq_core.metrics.stored_bytes import measure
     from kvq_core.pipeline.assemble import run_id
     from kvq_core.spec import ComparisonSpec, Lane
@@ -61,7 +61,7 @@ def test_a_trained_model_runs_a_lane(home, model):
         "python -m kvq_core codebooks train --model tiny-llama --bits 1 --levels 4 --pairs 8 --train-tokens 4096 "
         "--held-out-tokens 1024 --value-steps 4"
     )
-    prefill = Prefill(model, model.encode("The quick brown fox " * 10))
+    prefill = SharedPrefill(model, model.encode("The quick brown fox " * 10))
     assert list(prefill.run())
     cache = LaneCache.of_prompt(spec.lanes[0], prefill.groups, model.rope(300), model.ref)
     memory = measure(cache, model.shape)

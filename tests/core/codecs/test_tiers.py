@@ -15,11 +15,11 @@ from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.groups import GroupCodec
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.stream import Stream
-from kvq_core.codecs.tiers import Plan, Storing, Tiers
+from kvq_core.codecs.tiers import TierPlan, Tiers, TierStoring
 from kvq_core.codecs.window import Window
 
 LAYERS, HEADS, DIM = 2, 2, 8
-FP16 = Storing()
+FP16 = TierStoring()
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Rounded(Codec):
         return torch.tensor(16.0 + 16 / DIM).view(1, 1, 1, 1)
 
 
-def read_back(storing: Storing, x: Tensor, start: int) -> Tensor:
+def read_back(storing: TierStoring, x: Tensor, start: int) -> Tensor:
     """What is read of tokens x that a tier encodes together, in float64."""
     if storing.codec is None:
         return x.half().double()
@@ -59,7 +59,7 @@ def read_back(storing: Storing, x: Tensor, start: int) -> Tensor:
 class Simulation:
     """Positions: [0, limit) head, [limit, left) body, from ``left`` on the tail or the body's window."""
 
-    def __init__(self, x: Tensor, plan: Plan, prompt: int):
+    def __init__(self, x: Tensor, plan: TierPlan, prompt: int):
         self.raw = self.x = x.double()
         self.plan = plan
         self.read = self.x.half().double()
@@ -77,10 +77,10 @@ class Simulation:
         self.x = x.half().double()  # what waits in a window is fp16
 
     @staticmethod
-    def _step(storing: Storing) -> int:
+    def _step(storing: TierStoring) -> int:
         return storing.window.step or 1
 
-    def _encode(self, storing: Storing, source: Tensor, start: int, end: int) -> None:
+    def _encode(self, storing: TierStoring, source: Tensor, start: int, end: int) -> None:
         for a in range(start, end, self._step(storing)):
             b = a + self._step(storing)
             self.read[..., a:b, :] = read_back(storing, source[..., a:b, :], a)
@@ -113,7 +113,7 @@ def tensor(tokens: int, seed: int = 0) -> Tensor:
     return torch.randn(LAYERS, HEADS, tokens, DIM, generator=torch.Generator().manual_seed(seed))
 
 
-def compare(plan: Plan, prompt: int, tokens: int, seed: int = 0) -> Tiers:
+def compare(plan: TierPlan, prompt: int, tokens: int, seed: int = 0) -> Tiers:
     x = tensor(tokens, seed)
     tiers, simulated = Tiers.of_prompt(x[..., :prompt, :], plan), Simulation(x, plan, prompt)
     working = tiers.decode()
@@ -134,9 +134,9 @@ def compare(plan: Plan, prompt: int, tokens: int, seed: int = 0) -> Tiers:
     return tiers
 
 
-FINE, COARSE = (Storing(Window(step=1), Rounded(grid)) for grid in (2.0**-7, 2.0**-2))
-GROUPS = Storing(Window(step=4), Rounded(2.0**-3, group=4))
-PAIRS = Storing(Window(step=2), Rounded(2.0**-5, group=2))
+FINE, COARSE = (TierStoring(Window(step=1), Rounded(grid)) for grid in (2.0**-7, 2.0**-2))
+GROUPS = TierStoring(Window(step=4), Rounded(2.0**-3, group=4))
+PAIRS = TierStoring(Window(step=2), Rounded(2.0**-5, group=2))
 SOME = st.sampled_from([FINE, COARSE, GROUPS, PAIRS])
 
 
@@ -152,14 +152,14 @@ def test_every_token_is_where_its_tier_says(data: st.DataObject, prompt: int, ne
         last = last[0], replace(tail, window=replace(tail.window, recent=recent))
     spans = data.draw(st.lists(st.integers(0, max(0, prompt // 4 - 1)), unique=True, max_size=2))
     beside = data.draw(SOME | st.just(FP16))
-    plan = Plan(body, first, last, tuple(((4 * s, 4 * s + 4), beside) for s in spans if 4 * s + 4 <= prompt))
+    plan = TierPlan(body, first, last, tuple(((4 * s, 4 * s + 4), beside) for s in spans if 4 * s + 4 <= prompt))
     if last is not None or first is not None or plan.spans:
         compare(plan, prompt, prompt + new, seed)
 
 
 def test_what_leaves_a_tail_is_encoded_from_what_the_tail_held() -> None:
     """Twice rounded: the body's codes of a token that left are those of what was read of it, not of the token."""
-    plan = Plan(COARSE, last=(6, FINE))
+    plan = TierPlan(COARSE, last=(6, FINE))
     tiers = compare(plan, 10, 40)
     assert tiers.tail is not None and tiers.tail.tokens == 6 and tiers.body.tokens == 34
     x = tensor(40)[..., 20:21, :]
@@ -167,8 +167,8 @@ def test_what_leaves_a_tail_is_encoded_from_what_the_tail_held() -> None:
     torch.testing.assert_close(tiers.decode()[..., 20:21, :].double(), twice, rtol=0, atol=0)
 
 
-def group(bits: int, size: int, axis: str, window: Window) -> Storing:
-    return Storing(window, GroupCodec(bits, size, axis))  # type: ignore[arg-type]
+def group(bits: int, size: int, axis: str, window: Window) -> TierStoring:
+    return TierStoring(window, GroupCodec(bits, size, axis))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("center", [False, True])
@@ -184,13 +184,13 @@ def test_tiers_have_a_constant_and_a_rotation_each(center: bool, turned: bool) -
     turn = Hadamard(torch.block_diag(four, four)) if turned else None  # of a whole head, as the simulation reads it
     own = Center(at, None) if center else None
     body, tail, head = (replace(storing, center=own, rotation=turn) for storing in (GROUPS, FINE, PAIRS))
-    compare(Plan(body, (4, head), (8, tail), (((12, 16), body),)), 30, 60)
+    compare(TierPlan(body, (4, head), (8, tail), (((12, 16), body),)), 30, 60)
 
 
 def test_a_tail_of_a_real_codec_over_another() -> None:
     """8 bits per token over KIVI's keys: 4 tokens a group leave together."""
     body, tail = group(2, 4, "tokens", Window(step=4)), group(8, 8, "channels", Window(recent=3, step=1))
-    tiers = compare(Plan(body, last=(9, tail)), 25, 50)
+    tiers = compare(TierPlan(body, last=(9, tail)), 25, 50)
     assert tiers.tail is not None and 9 <= tiers.tail.tokens <= 12 and tiers.tail.recent_tokens == 3
     bits = tiers.bits()[0, 0, :, 0]
     assert bits[0] < bits[-4] < 16 == bits[-1]
@@ -201,7 +201,7 @@ def test_a_tail_and_a_head_in_fp16_are_windows() -> None:
     x = tensor(60)
     codec = GroupCodec(3, 4, "channels")
     plain = Stream.of_prompt(x[..., :40, :], Window(sink=5, recent=7, step=1), codec)
-    tiers = Tiers.of_prompt(x[..., :40, :], Plan(Storing(Window(recent=7, step=1), codec), first=(5, FP16)))
+    tiers = Tiers.of_prompt(x[..., :40, :], TierPlan(TierStoring(Window(recent=7, step=1), codec), first=(5, FP16)))
     for t in range(40, 60):
         for store in (plain, tiers):
             store.append(x[..., t : t + 1, :])
@@ -212,15 +212,15 @@ def test_a_tail_and_a_head_in_fp16_are_windows() -> None:
 
 
 def test_a_span_is_kept_beside_what_the_body_stores() -> None:
-    plan = Plan(COARSE, spans=(((8, 16), FP16), ((20, 24), FINE)))
+    plan = TierPlan(COARSE, spans=(((8, 16), FP16), ((20, 24), FINE)))
     tiers = compare(plan, 30, 45)
     assert tiers.nbytes()["spans"] == 2 * LAYERS * HEADS * 8 * DIM
-    alone = Tiers.of_prompt(tensor(45)[..., :30, :], Plan(COARSE))
+    alone = Tiers.of_prompt(tensor(45)[..., :30, :], TierPlan(COARSE))
     assert tiers.bits()[0, 0, 10].mean() - alone.bits()[0, 0, 10].mean() == pytest.approx(16)
 
 
 def test_where_spans_overlap_the_first_is_read() -> None:
-    plan = Plan(COARSE, spans=(((8, 16), FP16), ((12, 20), FINE)))
+    plan = TierPlan(COARSE, spans=(((8, 16), FP16), ((12, 20), FINE)))
     compare(plan, 24, 30)
     x = tensor(24)
     read = Tiers.of_prompt(x, plan).decode()
@@ -230,7 +230,7 @@ def test_where_spans_overlap_the_first_is_read() -> None:
 
 def test_a_fork_goes_its_own_way() -> None:
     x = tensor(50)
-    tiers = Tiers.of_prompt(x[..., :30, :], Plan(COARSE, (4, PAIRS), (8, FINE), (((12, 14), FP16),)))
+    tiers = Tiers.of_prompt(x[..., :30, :], TierPlan(COARSE, (4, PAIRS), (8, FINE), (((12, 14), FP16),)))
     fork, before = tiers.fork(), tiers.decode()
     for t in range(30, 50):
         fork.append(x[..., t : t + 1, :])
@@ -240,7 +240,7 @@ def test_a_fork_goes_its_own_way() -> None:
 
 def test_tokens_that_come_at_once_leave_a_tail_in_its_groups() -> None:
     x = tensor(60)
-    plan = Plan(GROUPS, last=(8, PAIRS))
+    plan = TierPlan(GROUPS, last=(8, PAIRS))
     one, many = (Tiers.of_prompt(x[..., :20, :], plan) for _ in "ab")
     for t in range(20, 60):
         one.append(x[..., t : t + 1, :])

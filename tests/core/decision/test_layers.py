@@ -16,12 +16,12 @@ from kvq_core.decision.plans import FP16, TOKENS, Candidate
 from kvq_core.decision.scores import Sensitivity, key
 from kvq_core.decision.sensitivity import Scored, answer_of, losses, measured
 from kvq_core.decision.solver import free
-from kvq_core.decision.verify import Policy, verified
+from kvq_core.decision.verify import MeasuredPolicy, verified
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel
 from kvq_core.spec import Lane
 from kvq_core.studies.intervals import FEWEST
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 from tests.support.reading_models import Letters, small
 
 NAME = "per_token:bits=4,residual_length=0"
@@ -51,7 +51,7 @@ def model() -> LoadedModel:
 
 def scored(model: LoadedModel, texts: list[str] = TEXTS[:1]) -> tuple[Sensitivity, int]:
     """And how many comparisons it took."""
-    *done, found = measured(model, [Prompt(prompt=text) for text in texts], [Candidate.parse(NAME)])
+    *done, found = measured(model, [StudyPrompt(prompt=text) for text in texts], [Candidate.parse(NAME)])
     assert isinstance(found, Sensitivity) and all(isinstance(each, Scored) for each in done)
     return found, len(done)
 
@@ -72,7 +72,7 @@ def test_scores_name_the_layer_that_costs_most_and_are_added_to(model: LoadedMod
 @pytest.mark.slow
 def test_a_score_is_that_of_a_run_of_the_lane_alone(model: LoadedModel) -> None:
     found, _ = scored(model)
-    prompt, method = Prompt(prompt=TEXTS[0]), Candidate.parse(NAME)
+    prompt, method = StudyPrompt(prompt=TEXTS[0]), Candidate.parse(NAME)
     lane = Lane.model_validate({**method.data, "tensors": "keys", "layers": [BAD]})
     (alone,) = losses(model, prompt, [lane], answer_of(model, prompt))
     (own,) = found.klds.values()
@@ -117,12 +117,12 @@ def test_a_policy_is_verified_on_prompts_it_has_not_seen(model: LoadedModel) -> 
     assert free(costs, costs.budget(bits + 1e-9)).plan.keys[BAD] == FP16, (
         "there is room for one tensor, and it is the worst"
     )
-    *_, policy = verified(model, found, bits + 1e-9, None, [Prompt(prompt=TEXTS[1])])
-    assert isinstance(policy, Policy) and policy.beats and policy.flags is None
+    *_, policy = verified(model, found, bits + 1e-9, None, [StudyPrompt(prompt=TEXTS[1])])
+    assert isinstance(policy, MeasuredPolicy) and policy.beats and policy.flags is None
     assert policy.bytes <= policy.budget and policy.uniform.bytes <= policy.budget
     assert policy.measured == policy.policy.measured < policy.uniform.measured
     with pytest.raises(SpecError, match="has not seen"):
-        list(verified(model, found, bits, None, [Prompt(prompt=TEXTS[0])]))
+        list(verified(model, found, bits, None, [StudyPrompt(prompt=TEXTS[0])]))
 
 
 @pytest.mark.slow
@@ -131,8 +131,8 @@ def test_the_uniform_lane_is_the_answer_where_it_is_not_beaten(model: LoadedMode
     found, _ = scored(model)
     costs = found.costs(model.shape)
     least = costs.nbytes[..., 0].sum() / costs.nbytes[..., -1].sum() * 16
-    *_, policy = verified(model, found, float(least) + 1e-9, None, [Prompt(prompt=TEXTS[1])])
-    assert isinstance(policy, Policy) and not policy.beats
+    *_, policy = verified(model, found, float(least) + 1e-9, None, [StudyPrompt(prompt=TEXTS[1])])
+    assert isinstance(policy, MeasuredPolicy) and not policy.beats
     assert policy.lane == policy.uniform.lane and policy.measured == policy.uniform.measured
     assert "layers" not in policy.lane and policy.ends.bytes > policy.budget
 
@@ -150,8 +150,8 @@ def test_a_policy_must_beat_what_engines_ship_too(model: LoadedModel) -> None:
     own = deployed_lanes(model.shape, budget, "llama.cpp")
     assert own and {each.lane.every_rule[0].center for each in own} == {"none"}
     assert all(flags_of(each.lane, "llama.cpp", model.shape.kinds) for each in own)
-    *_, policy = verified(model, found, 6.0, None, [Prompt(prompt=TEXTS[1])])
-    assert isinstance(policy, Policy) and policy.uniform.bytes <= policy.budget
+    *_, policy = verified(model, found, 6.0, None, [StudyPrompt(prompt=TEXTS[1])])
+    assert isinstance(policy, MeasuredPolicy) and policy.uniform.bytes <= policy.budget
     assert policy.uniform.predicted is None and policy.uniform.measured < policy.policy.measured
     assert not policy.beats and policy.lane == policy.uniform.lane
 
@@ -159,9 +159,9 @@ def test_a_policy_must_beat_what_engines_ship_too(model: LoadedModel) -> None:
 def test_a_budget_that_nothing_fits_and_an_engine_without_the_format_are_refused(model: LoadedModel) -> None:
     found, _ = scored(model)
     with pytest.raises(SpecError, match="No policy"):
-        list(verified(model, found, 2.0, None, [Prompt(prompt=TEXTS[1])]))
+        list(verified(model, found, 2.0, None, [StudyPrompt(prompt=TEXTS[1])]))
     with pytest.raises(SpecError, match="vLLM has none of"):
-        list(verified(model, found, 8.0, "vllm", [Prompt(prompt=TEXTS[1])]))
+        list(verified(model, found, 8.0, "vllm", [StudyPrompt(prompt=TEXTS[1])]))
 
 
 def test_prompts_are_those_of_a_study(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_prompts_are_those_of_a_study(tmp_path: Path) -> None:
     text.write_text("A line.\n\nAnother.\n")
     assert [prompt.prompt for prompt in read_prompts(text)] == ["A line.", "Another."]
     file.write_text('{"id": "b", "prompt": "Another.", "continuation": "Yes."}\n')
-    assert read_prompts(file) == [Prompt(id="b", prompt="Another.", continuation="Yes.")]
+    assert read_prompts(file) == [StudyPrompt(id="b", prompt="Another.", continuation="Yes.")]
     file.write_text('{"prompt": ""}\n')
     with pytest.raises(SpecError, match="line 1"):
         read_prompts(file)

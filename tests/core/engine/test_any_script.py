@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.architectures import tiny_of
 from kvq_core.engine.cache import KINDS, LaneCache
 from kvq_core.engine.decode import Decode
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.script import Script
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel
@@ -73,7 +73,7 @@ class Loop:
         return hidden
 
 
-def expected(model: LoadedModel, prefill: Prefill, lane: Lane, script: Script, follow: list[int]) -> Tensor:
+def expected(model: LoadedModel, prefill: SharedPrefill, lane: Lane, script: Script, follow: list[int]) -> Tensor:
     """What the head reads after the first pass, of the prompt and of the tokens that follow it."""
     first, chunks = script.segments[0].end, lane.chunks
     begun = first if chunks is None else min(first, chunks.chunk)
@@ -126,7 +126,9 @@ def test_any_lane_reads_any_script_as_a_loop_over_its_store_does(data: st.DataOb
     assert lane is not None
     script, follow = Script.of_turns(drawn_turns(data)), prompt_ids(6, 9)
     begun = script.segments[0].end if lane.chunks is None else min(script.segments[0].end, lane.chunks.chunk)
-    prefill = Prefill(model, script.ids, range(begun, len(script.ids)), [segment.end for segment in script.segments])
+    prefill = SharedPrefill(
+        model, script.ids, range(begun, len(script.ids)), [segment.end for segment in script.segments]
+    )
     list(prefill.run())
     decode = Decode(model, prefill, ComparisonSpec(prompt="-", max_new_tokens=6, lanes=(lane,)), [lane])
     decode.script, decode.follow, decode.total = script, follow, len(follow)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from kvq_core.analysis.context_growth import Growth
 from kvq_core.codecs.groups import GroupCodec
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.prefill import LayerGroup, Prefill
+from kvq_core.engine.prefill import LayerGroup, SharedPrefill
 from kvq_core.engine.stress import apply_stress
 from kvq_core.errors import SpecError
 from kvq_core.methods import ModelShape
@@ -42,7 +42,7 @@ def lane(method: str = "per_token", center: str = "mean", **more: Any) -> Lane:
 
 
 def prefilled(name: str = "qwen2") -> tuple[list[LayerGroup], Rope]:
-    prefill = Prefill(tiny(name), prompt_ids(TOKENS))
+    prefill = SharedPrefill(tiny(name), prompt_ids(TOKENS))
     list(prefill.run())
     return prefill.groups, tiny(name).rope(TOKENS)
 
@@ -171,7 +171,7 @@ def test_the_bias_of_a_projection_is_what_its_keys_carry() -> None:
 
 def test_stress_scales_the_bias_as_it_scales_the_keys() -> None:
     model = tiny("qwen2")
-    prefill = Prefill(model, prompt_ids(TOKENS))
+    prefill = SharedPrefill(model, prompt_ids(TOKENS))
     list(prefill.run())
     before = prefill.groups[0].key_bias
     assert before is not None

@@ -12,7 +12,7 @@ from torch import Tensor
 from kvq_core.codecs.blocks import Block
 from kvq_core.codecs.codec import Codec
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.prefill import LayerGroup, Prefill
+from kvq_core.engine.prefill import LayerGroup, SharedPrefill
 from kvq_core.methods import Prompt
 from kvq_core.metrics.stored_bytes import measure
 from kvq_core.models.rope import Rope
@@ -37,7 +37,7 @@ LANES: dict[str, dict[str, Any]] = {
 
 def whole() -> tuple[LayerGroup, Rope]:
     """Real keys of a model whose projections have a bias, more of them than the prompt has."""
-    prefill = Prefill(tiny("qwen2"), prompt_ids(TOKENS))
+    prefill = SharedPrefill(tiny("qwen2"), prompt_ids(TOKENS))
     list(prefill.run())
     return prefill.groups[0], tiny("qwen2").rope(TOKENS)
 

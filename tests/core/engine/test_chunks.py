@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvq_core.divergence import kl_divergence
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel
 from kvq_core.spec import Lane, parse_lane
@@ -141,7 +141,7 @@ ANY = {
 def test_a_chunk_enters_as_its_tokens_one_by_one_do(name: str) -> None:
     """Bit for bit, from the same prompt's cache on."""
     model, ids = tiny("llama"), prompt_ids(150)
-    prefill = Prefill(model, ids)
+    prefill = SharedPrefill(model, ids)
     list(prefill.run())
     rope, lane, start = model.rope(len(ids)), Lane(label="one", **ANY[name]), 60
     whole, single = (LaneCache.of_prompt(lane, prefill.groups, rope, model.ref, tokens=start) for _ in range(2))

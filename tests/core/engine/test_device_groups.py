@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.methods import make
 from kvq_core.methods.qaq.pools import RaggedCodec
 from kvq_core.models import LoadedModel
@@ -31,7 +31,7 @@ def spread(name: str) -> LoadedModel:
 
 
 def caches(model: LoadedModel, lanes: list[Lane]) -> list[LaneCache]:
-    prefill = Prefill(model, prompt_ids(90))
+    prefill = SharedPrefill(model, prompt_ids(90))
     list(prefill.run())
     return [LaneCache.of_prompt(lane, prefill.groups, model.rope(90), model.ref) for lane in lanes]
 

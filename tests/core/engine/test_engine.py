@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.sampling import Sampler
 from kvq_core.errors import StoreError
@@ -42,10 +42,10 @@ def test_reference_row_equals_generate(name: str, count: int) -> None:
 
 def test_chunked_prefill_equals_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = tiny("llama"), prompt_ids(150)
-    whole = Prefill(model, ids)
+    whole = SharedPrefill(model, ids)
     list(whole.run())
     monkeypatch.setattr("kvq_core.engine.prefill.CHUNK", 64)
-    chunked = Prefill(model, ids)
+    chunked = SharedPrefill(model, ids)
     assert list(chunked.run()) == [64, 128, 150]
     torch.testing.assert_close(chunked.logits, whole.logits, rtol=1e-4, atol=1e-4)
     for a, b in zip(chunked.groups, whole.groups, strict=True):

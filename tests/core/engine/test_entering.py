@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvq_core.codecs.stream import Stream
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.methods import Prompt, make
 from kvq_core.spec import Lane
 from tests.support.engine_runs import run_engine
@@ -24,7 +24,7 @@ def test_tokens_are_stored_from_what_the_model_computed_where_the_engine_does(na
     lane = Lane(label="x", method=name, prefill=prefill)
     state = run_engine(model, ids[:TOKENS], [lane], NEW, follow=ids[TOKENS:], ignore_eos=True).state("x")
     assert state.error is None and state.cache is not None
-    whole = Prefill(model, ids)
+    whole = SharedPrefill(model, ids)
     list(whole.run())
     for part in state.cache.parts:
         x = (whole.groups[0].keys if part.kind == "key" else whole.groups[0].values)[:1].float()

@@ -9,8 +9,8 @@ from benchmarks.architectures import tiny_of
 from kvq_core.codecs.stream import Stream
 from kvq_core.engine.ahead import Ahead
 from kvq_core.engine.decode import Decode
-from kvq_core.engine.filling import Filling
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.filling import LaneFilling
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.script import Script
 from kvq_core.models import LoadedModel
 from kvq_core.spec import ComparisonSpec, Lane
@@ -34,18 +34,18 @@ def filled(model: LoadedModel, given: list[dict]) -> tuple[Decode, int]:
     """A decode with the conversation in its lanes' caches, and in how many passes it entered."""
     lanes, passes = [Lane(label=str(at), **lane) for at, lane in enumerate(given)], 0
     script = Script.of_turns(TURNS)
-    prefill = Prefill(model, script.ids, range(50, len(script.ids)), [50, 87, 98, 118])
+    prefill = SharedPrefill(model, script.ids, range(50, len(script.ids)), [50, 87, 98, 118])
     list(prefill.run())
     decode = Decode(model, prefill, ComparisonSpec(prompt="-", max_new_tokens=4, lanes=tuple(lanes)), lanes)
     decode.script = script
     list(decode.encode())
 
-    def forward(self: Filling, original=Filling._forward) -> torch.Tensor:
+    def forward(self: LaneFilling, original=LaneFilling._forward) -> torch.Tensor:
         nonlocal passes
         passes += 1
         return original(self)
 
-    with patch.object(Filling, "_forward", forward):
+    with patch.object(LaneFilling, "_forward", forward):
         list(decode.fill())
     return decode, passes
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvq_core.codecs.queries import QueryRounding, rounded_e4m3, rounded_q8_0
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.query_rounding import chunk_attention
 from kvq_core.engine.rows import Rows
 from kvq_core.methods import Method, ModelRef
@@ -83,7 +83,7 @@ def test_rows_of_such_keys_alone_read_by_rounded_queries(fresh: int) -> None:
         Lane(method="per_token", knobs={"bits": 8}, tensors="values"),
     ]
     model, held = tiny("llama"), 50
-    prefill = Prefill(model, prompt_ids(held))
+    prefill = SharedPrefill(model, prompt_ids(held))
     list(prefill.run())
     rope = model.rope(held + fresh)
     rows = Rows(prefill.groups, [LaneCache.of_prompt(x, prefill.groups, rope) for x in lanes], rope, held, held + fresh)

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvq_core.codecs.groups import GroupCodec
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.errors import SpecError
 from kvq_core.methods import Fitted, Prompt
 from kvq_core.methods.per_token import PerToken
@@ -207,7 +207,7 @@ def test_codes_are_those_of_the_turned_keys_alone() -> None:
 
 
 def test_a_prompt_of_one_token_is_turned() -> None:
-    prefill = Prefill(tiny("llama"), prompt_ids(1))
+    prefill = SharedPrefill(tiny("llama"), prompt_ids(1))
     list(prefill.run())
     lane = Lane(method="per_token", knobs={"residual_length": 0, "bits": 8}, rotate="signed")
     (part,) = LaneCache.of_prompt(lane, prefill.groups, tiny("llama").rope(4)).of("key")

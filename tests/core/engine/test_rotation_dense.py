@@ -13,7 +13,7 @@ from kvq_core.codecs.blocks import Block
 from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.hadamard import Hadamard, largest_block
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.prefill import LayerGroup, Prefill
+from kvq_core.engine.prefill import LayerGroup, SharedPrefill
 from kvq_core.engine.stress import apply_stress
 from kvq_core.methods import Fitted, Prompt
 from kvq_core.models.rope import Rope
@@ -171,7 +171,7 @@ def test_heads_of_any_even_size_turn_in_the_largest_block_that_divides_them(dim:
 
 def test_stressed_keys_are_turned_as_they_are() -> None:
     model = tiny("qwen2")
-    prefill = Prefill(model, prompt_ids(TOKENS))
+    prefill = SharedPrefill(model, prompt_ids(TOKENS))
     list(prefill.run())
     apply_stress(model, prefill, Stress(key_outlier_scale=8))
     lane = Lane(**TURNED["per_token"], center="mean", rotate="signed")

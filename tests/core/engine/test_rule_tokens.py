@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from kvq_core.analysis.context_growth import Growth
 from kvq_core.codecs.groups import GroupCodec
-from kvq_core.codecs.tiers import Plan, Storing, Tiers
+from kvq_core.codecs.tiers import TierPlan, Tiers, TierStoring
 from kvq_core.codecs.window import Window
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.prefill import LayerGroup, Prefill
+from kvq_core.engine.prefill import LayerGroup, SharedPrefill
 from kvq_core.errors import SpecError
 from kvq_core.methods import ModelRef
 from kvq_core.metrics.stored_bytes import measure
@@ -54,14 +54,14 @@ def test_a_lane_of_tiers_reads_what_the_simulation_does() -> None:
     rules = ({**FP16, "tokens": [[20, 28]]}, {**Q8, "tokens": "first:8"}, {**Q8, "tokens": "last:20"}, KIVI)
     cache = cached(lane(*rules), group)
     grow(cache, group, PROMPT, TOKENS)
-    eight = Storing(Window(step=1), GroupCodec(8, 16, "channels"))
+    eight = TierStoring(Window(step=1), GroupCodec(8, 16, "channels"))
     bodies = {
-        "key": Storing(Window(step=8), GroupCodec(2, 8, "tokens")),
-        "value": Storing(Window(recent=8), GroupCodec(2, 8, "channels")),
+        "key": TierStoring(Window(step=8), GroupCodec(2, 8, "tokens")),
+        "value": TierStoring(Window(recent=8), GroupCodec(2, 8, "channels")),
     }
     for part in cache.parts:
         x = group.keys if part.kind == "key" else group.values
-        plan = Plan(bodies[part.kind], (8, eight), (20, eight), (((20, 28), Storing()),))
+        plan = TierPlan(bodies[part.kind], (8, eight), (20, eight), (((20, 28), TierStoring()),))
         simulated = Simulation(x, plan, PROMPT)
         for tokens in range(PROMPT + 1, TOKENS + 1):
             simulated.settle(tokens)
@@ -219,7 +219,7 @@ def test_names_say_which_tokens() -> None:
 
 
 def test_a_short_prompt_fills_its_first_tokens_later() -> None:
-    prefill = Prefill(tiny("qwen2"), prompt_ids(3))
+    prefill = SharedPrefill(tiny("qwen2"), prompt_ids(3))
     list(prefill.run())
     drawn = lane({**Q8, "tokens": "first:8"}, {**Q8, "tokens": "last:9"}, KIVI)
     outcome = run_engine(tiny("qwen2"), prompt_ids(3), [drawn], 40, audit=True, ignore_eos=True)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from kvq_core.codecs.stream import Stream
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.decode import Decode
-from kvq_core.engine.fit import Fit
-from kvq_core.engine.prefill import LayerGroup, Prefill
+from kvq_core.engine.fit import MethodFit
+from kvq_core.engine.prefill import LayerGroup, SharedPrefill
 from kvq_core.errors import SpecError
 from kvq_core.methods import methods
 from kvq_core.metrics.stored_bytes import measure
@@ -33,8 +33,8 @@ FORMATS = {
 }
 
 
-def prefilled(model: LoadedModel, count: int = 70) -> Prefill:
-    prefill = Prefill(model, prompt_ids(count))
+def prefilled(model: LoadedModel, count: int = 70) -> SharedPrefill:
+    prefill = SharedPrefill(model, prompt_ids(count))
     list(prefill.run())
     return prefill
 
@@ -106,8 +106,8 @@ def test_two_methods_store_what_the_two_single_lanes_store(keys: str, values: st
 
 
 def test_each_method_and_layers_are_fitted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    fits, fit = [], Fit.of.__func__
-    monkeypatch.setattr(Fit, "of", classmethod(lambda cls, *given: fits.append(given[:3]) or fit(cls, *given)))
+    fits, fit = [], MethodFit.of.__func__
+    monkeypatch.setattr(MethodFit, "of", classmethod(lambda cls, *given: fits.append(given[:3]) or fit(cls, *given)))
     model = tiny("llama")
     rules = (
         Rule(**FORMATS["token"], tensors="keys", layers=(1,)),

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.decode import Decode
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.script import Script
 from kvq_core.errors import SpecError
 from kvq_core.methods import selections
@@ -107,7 +107,7 @@ def test_later_turns_read_what_is_kept_and_drop_what_is_one_too_many(by: str) ->
     model, follow = tiny("llama"), prompt_ids(5, 4)
     turns = [(IDS, False), (prompt_ids(6, 2), True), (prompt_ids(11, 3), False)]
     read = Script.of_turns(turns)
-    prefill = Prefill(model, read.ids, range(70, 87), [70, 76])
+    prefill = SharedPrefill(model, read.ids, range(70, 87), [70, 76])
     list(prefill.run())
     lanes = (Lane(label="beside", method="per_token"), Lane(label=by, method=by, knobs={"heavy": 0.2, "recent": 0.1}))
     decode = Decode(model, prefill, ComparisonSpec(prompt="-", max_new_tokens=5, lanes=lanes), list(lanes))
@@ -199,7 +199,7 @@ def test_the_option_reads_what_the_method_reads(method: str) -> None:
         Lane(label="short", method=method, knobs=own),
         Lane(label="long", method="fp16", select={"by": method, **knobs}),
     ]
-    rope, prefill = tiny("llama").rope(len(IDS)), Prefill(tiny("llama"), IDS)
+    rope, prefill = tiny("llama").rope(len(IDS)), SharedPrefill(tiny("llama"), IDS)
     list(prefill.run())
     caches = [LaneCache.of_prompt(lane, prefill.groups, rope) for lane in lanes]
     queries = torch.randn(4, 1, 32, generator=torch.Generator().manual_seed(1))

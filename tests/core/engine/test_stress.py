@@ -5,7 +5,7 @@ import torch
 
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.decode import Decode
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.stress import AppliedStress, apply_stress
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel
@@ -17,8 +17,8 @@ IDS = prompt_ids(70)
 KIVI = Lane(label="kivi", method="kivi", knobs={"group_size": 8, "residual_length": 8})
 
 
-def prefilled(model: LoadedModel) -> Prefill:
-    prefill = Prefill(model, IDS)
+def prefilled(model: LoadedModel) -> SharedPrefill:
+    prefill = SharedPrefill(model, IDS)
     list(prefill.run())
     return prefill
 

@@ -16,7 +16,7 @@ from benchmarks.llama_cpp_texts import ratio, spread
 from kvq_core.cli.engine import table
 from kvq_core.cli.main import main
 from kvq_core.errors import SpecError
-from kvq_core.external.engine_runs import Measured, read_prompts
+from kvq_core.external.engine_runs import EngineDamage, read_prompts
 from kvq_core.external.llama_cpp import BLOCK_BYTES, LlamaCpp, Top, Types
 from kvq_core.external.perplexity_log import read_log
 from kvq_core.models import LoadedModel, load
@@ -122,9 +122,9 @@ def test_what_cannot_be_run_is_said_in_one_line(
 
 
 def test_the_table_tells_flips_and_where_a_text_parts_from_the_references() -> None:
-    def measured(types: str, text: str, same: list[bool]) -> Measured:
+    def measured(types: str, text: str, same: list[bool]) -> EngineDamage:
         kld = np.linspace(0, 0.1, len(same))
-        return Measured(Types.of(types), 512, 100, kld, np.array(same), [text] if text else [])
+        return EngineDamage(Types.of(types), 512, 100, kld, np.array(same), [text] if text else [])
 
     told = table(
         [

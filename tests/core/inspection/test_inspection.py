@@ -11,7 +11,7 @@ from kvq_core.cli.main import main
 from kvq_core.errors import ModelError
 from kvq_core.inspection import inspect_model
 from kvq_core.inspection.look import FORCED, TOKENS, Look, stored_inspection
-from kvq_core.inspection.remedies import Measured, plain_lane, remedy_lanes
+from kvq_core.inspection.remedies import MeasuredRemedy, plain_lane, remedy_lanes
 from kvq_core.inspection.report import Remedy, spans
 from kvq_core.inspection.risk import NOTHING, known_of, sentence_of
 from kvq_core.inspection.rules import published, rules
@@ -151,7 +151,7 @@ def test_the_layers_it_names_are_those_whose_exemption_helps(second_model: str) 
         for name, layers in (("plain", "all"), ("exempt", left))
     )
     klds = Look(model).measured([plain, exempt])
-    assert all(isinstance(each, Measured) for each in klds.values())
+    assert all(isinstance(each, MeasuredRemedy) for each in klds.values())
     assert klds["plain"].kld > 5 * klds["exempt"].kld  # type: ignore[union-attr]
 
 

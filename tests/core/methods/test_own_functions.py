@@ -12,7 +12,7 @@ import kvq_core
 from kvq_core.errors import MethodError, SpecError
 from kvq_core.methods import known, load_method_file, methods, origin_of
 from kvq_core.methods.fingerprint import fingerprint
-from kvq_core.packed import Request, measure
+from kvq_core.packed import MeasureRequest, measure
 from kvq_core.spec import Lane
 from tests.support.engine_runs import run_engine
 from tests.support.own_methods import REF, forget_afterwards, tensors
@@ -73,7 +73,7 @@ def test_declared_bits_are_said_and_nothing_is_packed():
     outcome = run_engine(tiny("llama"), prompt_ids(12), [lane], 2)
     assert outcome.decode.states[0].cache.notes == ("K5 V4 bits declared, not counted", "from a function")
     with pytest.raises(MethodError, match=r"per_token_2 \(a function\): bits declared, not counted: .*nothing packed"):
-        measure(tiny("llama"), lane, prompt_ids(12), Request(new_tokens=3))
+        measure(tiny("llama"), lane, prompt_ids(12), MeasureRequest(new_tokens=3))
 
 
 def test_keys_and_values_that_depend_on_each_other_go_together_or_not_at_all():

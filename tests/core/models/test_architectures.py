@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.architectures import CONFIGS, RESULTS, SAMPLE, eager, ids_of, tiny_of, wired
-from kvq_core.advice.cost import Cost
+from kvq_core.advice.cost import LaneCost
 from kvq_core.engine.ahead import Ahead
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.errors import ModelError
 from kvq_core.events import Finished
 from kvq_core.metrics.stored_bytes import measure
@@ -184,7 +184,7 @@ def test_known_tokens_are_read_many_at_once_as_one_by_one(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["gemma2", "bamba", "llama4_text", "gemma3n_text"])
 def test_windows_and_states_are_counted_as_what_they_hold(kind: str) -> None:
     model, ids = tiny_of(kind), ids_of(60)
-    prefill = Prefill(model, ids)
+    prefill = SharedPrefill(model, ids)
     list(prefill.run())
     lane = Lane(method="per_token", knobs={"group_size": 16, "residual_length": 0})
     memory = measure(LaneCache.of_prompt(lane, prefill.groups, model.rope(60), model.ref), model.shape)
@@ -258,7 +258,7 @@ def test_what_engines_keep_at_both_ends_they_keep_of_models_without_states() -> 
         assert {assigned.layers for assigned in lane.plan(model.shape)} == {layers}
         cache = run_engine(model, ids_of(40), [lane], 2, ignore_eos=True).decode.states[0].cache
         assert cache is not None and cache.quantized_layers == set(layers)
-        cost = Cost(lane, shape_of(model.model.config.to_dict()), None)
+        cost = LaneCost(lane, shape_of(model.model.config.to_dict()), None)
         assert {layer for part in cost.plan for layer in part.layers} >= set(layers)
     assert Lane(method="turboquant").why_not(tiny_of("falcon_h1").shape) is None
     assert "keeps all 4 layers" in (Lane(method="turboquant").why_not(tiny_of("llama").shape) or "")
@@ -280,6 +280,6 @@ def test_models_of_windows_alone_are_compared(smollm, kind: str) -> None:
 def test_a_state_that_takes_whole_prompts_is_given_whole_prompts() -> None:
     model, ids = tiny_of("jamba"), ids_of(600)
     assert not model.shape.in_chunks
-    prefill = Prefill(model, ids)
+    prefill = SharedPrefill(model, ids)
     assert list(prefill.run()) == [600]
     torch.testing.assert_close(prefill.logits, eager(model, ids), rtol=1e-3, atol=1e-3)

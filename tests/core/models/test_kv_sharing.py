@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.architectures import ids_of, tiny_of
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.stress import apply_stress
 from kvq_core.errors import ModelError
 from kvq_core.methods import Prompt, make
@@ -149,7 +149,7 @@ def test_gradients_are_those_of_all_that_read_a_key() -> None:
 
 def test_stress_is_met_by_the_queries_of_all_that_read_it() -> None:
     model = tiny_of("gemma3n_text")
-    prefill = Prefill(model, IDS)
+    prefill = SharedPrefill(model, IDS)
     list(prefill.run())
     _, shift = apply_stress(model, prefill, Stress(key_outlier_pairs=2, key_outlier_scale=8.0))
     assert shift.same_tokens and shift.kld_max < shift.tolerance

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.architectures import eager
-from kvq_core.engine.prefill import CHUNK, Prefill
+from kvq_core.engine.prefill import CHUNK, SharedPrefill
 from kvq_core.models import LoadedModel, wrap
 from kvq_core.packed.cache import lane_layers
 from kvq_core.spec import Lane
@@ -161,6 +161,6 @@ def test_long_prompts_go_through_the_cache(kind: str) -> None:
         outcome = run_engine(model, IDS[:PROMPT], [lane], NEW, follow=IDS[PROMPT:])
         found.append(outcome.logits()[1][0])
     assert apart(*found) < 1e-3
-    prefill = Prefill(model, IDS[:PROMPT])
+    prefill = SharedPrefill(model, IDS[:PROMPT])
     list(prefill.run())
     assert apart(found[0], outcome.logits()[0]) < 0.1

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvq_core.capture.spectra import before_rope, spectra
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.script import Script
 from kvq_core.errors import MethodError, ModelError
 from kvq_core.models import LoadedModel, wrap
@@ -214,4 +214,4 @@ def test_a_model_that_answers_nan_is_refused() -> None:
     broken.model.layers[1].mlp.up_proj.weight.data[3, 5] = torch.nan
     model = wrap(broken, None, id="broken", title="Broken")
     with pytest.raises(ModelError, match="Broken answers NaN or infinity instead of numbers"):
-        list(Prefill(model, prompt_ids(20)).run())
+        list(SharedPrefill(model, prompt_ids(20)).run())

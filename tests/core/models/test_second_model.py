@@ -13,7 +13,7 @@ import torch
 from kvq_core.errors import ModelError
 from kvq_core.models import load, second
 from kvq_core.models.gguf.fetching import Fetched
-from kvq_core.models.gguf.folder import Step, last
+from kvq_core.models.gguf.folder import ConversionStep, last
 from kvq_core.models.gguf.published import TITLE
 from kvq_core.models.identity import sha256_of
 from kvq_core.pipeline.compare import run
@@ -55,7 +55,7 @@ def test_it_is_fetched_into_the_downloads(home: Path, monkeypatch) -> None:
     def fetch(repo: str, name: str, folder: Path) -> Fetched:
         assert (repo, name, folder) == (second.REPO, second.NAME, home / "downloads")
         (folder / name).write_bytes(b"GGUF")
-        yield Step(4, 4, "downloading")
+        yield ConversionStep(4, 4, "downloading")
         return folder / name
 
     monkeypatch.setattr(second, "fetched_to", fetch)
@@ -73,7 +73,7 @@ def test_where_it_cannot_be_had_one_line_says_what_to_do(home: Path, monkeypatch
 
 
 def test_where_no_terminal_is_the_command_gives_the_id_alone(home: Path, monkeypatch, capsys) -> None:
-    steps = [Step(1, 2, "reading"), Step(2, 2, "reading"), Step(4, 4, "converting")]
+    steps = [ConversionStep(1, 2, "reading"), ConversionStep(2, 2, "reading"), ConversionStep(4, 4, "converting")]
     monkeypatch.setattr(second, "_steps", lambda: iter(steps))
     monkeypatch.setattr("sys.stderr", io.StringIO())
     second._main()

@@ -12,8 +12,8 @@ from kvq_core.engine.prefill import LayerGroup
 from kvq_core.errors import MethodError, ModelError, SpecError
 from kvq_core.methods import methods
 from kvq_core.models.rope import Rope
-from kvq_core.packed import Request, measure
-from kvq_core.packed.layer import PackedLayer, Plan
+from kvq_core.packed import MeasureRequest, measure
+from kvq_core.packed.layer import PackedLayer, PackingPlan
 from kvq_core.packed.measurement import largest
 from kvq_core.spec import Lane
 from tests.support.engine_runs import run_engine
@@ -33,7 +33,7 @@ def lane(name, **knobs):
 
 
 def packed_layer(asked):
-    return PackedLayer(Plan(asked.build(), asked.windows()))
+    return PackedLayer(PackingPlan(asked.build(), asked.windows()))
 
 
 def layer_tensors(tokens, layers=1, query_heads=4, kv_heads=2, dim=64, seed=0):
@@ -136,20 +136,20 @@ def test_what_cannot_be_packed_is_refused_with_its_reason():
         with pytest.raises(MethodError, match=words):
             kvq_core.packed_cache(model.model, methods()[name](**knobs))
     with pytest.raises(MethodError, match="multiples of 32"):
-        measure(model, lane("innerq", group_size=16), prompt_ids(160), Request(new_tokens=3))
+        measure(model, lane("innerq", group_size=16), prompt_ids(160), MeasureRequest(new_tokens=3))
     with pytest.raises(MethodError, match="layer 9 does not exist"):
-        measure(model, Lane(label="late", method="kivi", layers=(9,)), prompt_ids(60), Request(new_tokens=3))
+        measure(model, Lane(label="late", method="kivi", layers=(9,)), prompt_ids(60), MeasureRequest(new_tokens=3))
     with pytest.raises(ModelError, match="Triton cannot run here"):
-        measure(model, lane("kivi"), prompt_ids(60), Request(new_tokens=3, path="triton"))
+        measure(model, lane("kivi"), prompt_ids(60), MeasureRequest(new_tokens=3, path="triton"))
     with pytest.raises(SpecError, match="exceed the 1024"):
-        measure(model, None, prompt_ids(60), Request(tokens=1020, new_tokens=8))
+        measure(model, None, prompt_ids(60), MeasureRequest(tokens=1020, new_tokens=8))
     with pytest.raises(ModelError, match="GPUs only"):
-        measure(model, None, prompt_ids(60), Request(limits=("context",)))
+        measure(model, None, prompt_ids(60), MeasureRequest(limits=("context",)))
 
 
 def test_measure_counts_the_bytes_of_the_cache_that_ran():
     model, ids = tiny("llama"), prompt_ids(100)
-    request = Request(tokens=300, new_tokens=6, batch=2)
+    request = MeasureRequest(tokens=300, new_tokens=6, batch=2)
     whole = measure(model, None, ids, request)
     packed = measure(model, lane("kivi"), ids, request)
     held = 305  # the last token chosen is not in the cache

@@ -10,7 +10,7 @@ import kvq_core
 from kvq_core.codebooks.encoder import Encoder, to_stored
 from kvq_core.errors import MethodError
 from kvq_core.methods import make, methods
-from kvq_core.packed import Request, measure
+from kvq_core.packed import MeasureRequest, measure
 from kvq_core.packed.cache import packed_layers
 from kvq_core.packed.layer import PackedLayer
 from kvq_core.spec import Lane
@@ -159,12 +159,12 @@ def test_rows_of_a_batch_and_later_turns_are_those_of_one_row(case):
 @pytest.mark.parametrize("case", ["svdq target", "qaq once"])
 def test_what_is_decided_for_one_prompt_is_refused_for_a_batch(case):
     with pytest.raises(MethodError, match="decides over all layers of one prompt; use a batch of 1"):
-        measure(tiny("llama"), lane_of(case), prompt_ids(60), Request(new_tokens=3, batch=2))
+        measure(tiny("llama"), lane_of(case), prompt_ids(60), MeasureRequest(new_tokens=3, batch=2))
 
 
 def test_measure_tells_what_lies_in_host_memory_and_which_operations_ran():
     model, ids = tiny("llama"), prompt_ids(60)
-    kept = measure(model, lane_of("qaq every step"), ids, Request(new_tokens=4))
+    kept = measure(model, lane_of("qaq every step"), ids, MeasureRequest(new_tokens=4))
     assert kept.host_bytes == 2 * (63 - 2) * 2 * 32 * 3  # K and V, tokens but the sinks, heads, channels, layers
     assert {"mixed_scores", "mixed_values"} == set(kept.paths)
     assert kept.allocated_bytes > kept.cache_bytes
@@ -173,7 +173,7 @@ def test_measure_tells_what_lies_in_host_memory_and_which_operations_ran():
         ("commvq", {"codebook_scores", "codebook_values"}),
         ("squat pre", {"packed_scores", "packed_values", "quantize_pack", "squat_quantize", "unpack_dequantize"}),
     ):
-        found = measure(model, lane_of(case), ids, Request(new_tokens=4))
+        found = measure(model, lane_of(case), ids, MeasureRequest(new_tokens=4))
         assert set(found.paths) <= operations and found.host_bytes == 0 and found.paths
 
 

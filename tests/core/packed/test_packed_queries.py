@@ -9,11 +9,11 @@ from torch import Tensor
 
 from kvq_core.codecs.queries import QueryRounding, rounded_q8_0
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.methods import Method, ModelRef, Prompt, Window, make
 from kvq_core.methods.per_token import PerToken
 from kvq_core.models.scoring import Scoring
-from kvq_core.packed.layer import PackedLayer, Plan
+from kvq_core.packed.layer import PackedLayer, PackingPlan
 from kvq_core.spec import Lane
 from tests.core.engine.test_query_rounding import by_hand
 from tests.support.tiny_models import prompt_ids, tiny
@@ -42,7 +42,7 @@ def tensors(dim: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def filled(method: Method, dim: int, windows: tuple[Window, Window] | None = None) -> PackedLayer:
-    layer = PackedLayer(Plan(method, windows or method.windows()))
+    layer = PackedLayer(PackingPlan(method, windows or method.windows()))
     layer.fill(*(x[:, :, :PROMPT] for x in tensors(dim, PROMPT + 8)))
     return layer
 
@@ -153,7 +153,7 @@ def test_fp8_rounds_queries_with_the_scale_of_the_keys_they_meet(scale: str) -> 
         return torch.tensor(e4m3(queries.double().numpy() / own) * own)
 
     model, ids = tiny("llama"), prompt_ids(30)
-    prefill = Prefill(model, ids)
+    prefill = SharedPrefill(model, ids)
     list(prefill.run())
     lane = Lane(method="fp8", knobs={"scale": scale}, layers=(0, 2))
     cache = LaneCache.of_prompt(lane, prefill.groups, model.rope(40))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvq_core.errors import MethodError
-from kvq_core.packed import Request, measure
+from kvq_core.packed import MeasureRequest, measure
 from kvq_core.packed.cache import lane_layers
 from kvq_core.packed.dense import DenseLayer
 from kvq_core.spec import Lane
@@ -94,11 +94,11 @@ def test_layers_in_no_rule_are_kept_in_fp16() -> None:
 def test_what_has_no_packed_execution_is_named(rules: list[dict], said: str) -> None:
     lane = Lane.model_validate({"label": "mixed", "rules": rules})
     with pytest.raises(MethodError) as refused:
-        measure(tiny("llama"), lane, prompt_ids(40), Request(new_tokens=3))
+        measure(tiny("llama"), lane, prompt_ids(40), MeasureRequest(new_tokens=3))
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_a_lane_of_several_methods_is_measured_under_its_name() -> None:
     lane = Lane.model_validate({"label": "mixed", "rules": CASES["two methods"]})
-    found = measure(tiny("llama"), lane, prompt_ids(60), Request(new_tokens=4))
+    found = measure(tiny("llama"), lane, prompt_ids(60), MeasureRequest(new_tokens=4))
     assert (found.label, found.method) == ("mixed", "K per_token 4, V kivi 2") and found.cache_bytes > 0

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvq_core.packed import Request, measure
+from kvq_core.packed import MeasureRequest, measure
 from kvq_core.packed.cache import lane_layers
 from kvq_core.packed.dense import DenseLayer
 from kvq_core.spec import Lane
@@ -72,5 +72,5 @@ def test_rows_of_a_batch_drop_tokens_of_their_own() -> None:
 
 
 def test_measure_takes_them() -> None:
-    found = measure(tiny("llama"), Lane.model_validate(CASES["fp16"]), prompt_ids(60), Request(new_tokens=4))
+    found = measure(tiny("llama"), Lane.model_validate(CASES["fp16"]), prompt_ids(60), MeasureRequest(new_tokens=4))
     assert found.method == "h2o" and len(found.token_ids) == 4

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 import kvq_core
 from kvq_core.errors import MethodError, ModelError
 from kvq_core.models import packed_cache
-from kvq_core.models.captured import Step, captured_steps
+from kvq_core.models.captured import CapturedStep, captured_steps
 from tests.support.tiny_models import prompt_ids, tiny
 
 KIVI = {"residual_length": 32}
@@ -122,7 +122,7 @@ def test_300_steps_are_the_same_launches_in_the_same_memory(model, lengths, monk
     with record_launches() as found, torch.no_grad():
         model(**given, past_key_values=cache, use_cache=True)
         segments = [len(store.pool.segments) for layer in cache.held for store in layer.whole]
-        step = Step(model, cache, torch.tensor([[n] for n in lengths]))
+        step = CapturedStep(model, cache, torch.tensor([[n] for n in lengths]))
         made = packed_cache.sdpa_mask
         monkeypatch.setattr(
             packed_cache, "sdpa_mask", lambda *a, **k: made(*a, **k) if counting() else pytest.fail("a mask was made")

@@ -14,7 +14,7 @@ from kvq_core.analysis.verdict import verdict
 from kvq_core.cli.tables import describe_record
 from kvq_core.engine.decode import Decode
 from kvq_core.engine.kernel_floor import KernelFloor
-from kvq_core.engine.prefill import Precision, Prefill
+from kvq_core.engine.prefill import Precision, SharedPrefill
 from kvq_core.events import Finished
 from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.models import LoadedModel
@@ -77,7 +77,7 @@ def test_one_row_is_rounded_on_every_architecture(name: str) -> None:
     before = {n: (id(module), dict(vars(module))) for n, module in model.model.named_modules()}
     rounded = round_row(model.model, Rounding(0), 1)
     ids = torch.tensor([prompt_ids(9)] * 3)
-    plain = Prefill(model, prompt_ids(9), range(9))
+    plain = SharedPrefill(model, prompt_ids(9), range(9))
     list(plain.run())
     with torch.no_grad():
         with attending(_attend, model.scoring):
@@ -94,7 +94,7 @@ def _attend(layer: int, *call: Any) -> torch.Tensor:
 def decoded(with_kernel: bool) -> tuple[Decode, list[torch.Tensor]]:
     """A run of two lanes and perhaps the other kernel, and the logits of its forced rows."""
     model, ids, fp16 = tiny("qwen2"), prompt_ids(40), Lane(label="fp16", method="fp16")
-    prefill = Prefill(model, ids)
+    prefill = SharedPrefill(model, ids)
     list(prefill.run())
     lanes = [Lane(label="2 bits", method="per_token", knobs={"bits": 2, "group_size": 8, "residual_length": 0}), fp16]
     decode = Decode(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.prefill import Precision, Prefill
+from kvq_core.engine.prefill import Precision, SharedPrefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.script import Script
 from kvq_core.models import LoadedModel
@@ -74,7 +74,7 @@ def test_eight_lanes_of_an_8b_fit_on_24_gb_in_batches(eight_billion: LoadedModel
     assert size == 2 and formula(size) <= CARD - weights
     held = footprint.held_of(eight_billion, spec, PROMPT, captured=False)
     assert held == Precision(torch.bfloat16, queries=False, layers=8)
-    prefill = Prefill(eight_billion, ids, held=held)
+    prefill = SharedPrefill(eight_billion, ids, held=held)
     rope = rope_of(eight_billion.model, PROMPT + NEW)
     lanes = [Lane(method="fp16"), *spec.lanes[:size]]
     caches = [LaneCache.of_prompt(lane, prefill.groups, rope) for lane in lanes]

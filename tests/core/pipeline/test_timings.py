@@ -4,7 +4,7 @@ import pytest
 
 from kvq_core.events import Encoding, LaneProgress, Loading, Prefill, Step, Summarizing
 from kvq_core.machine import files
-from kvq_core.pipeline.timings import Remaining, Stages, Work, memory_file, predict
+from kvq_core.pipeline.timings import Remaining, Stages, TimedWork, memory_file, predict
 
 PLAN = Stages(4.0, 6.0, 20.0, 2.0)
 LANE = LaneProgress("a", [], [], [], None)
@@ -53,7 +53,7 @@ def test_without_a_plan_the_steps_alone_tell():
     assert len(some) > 30 and all(said == pytest.approx(left - PLAN.measure, rel=0.26) for left, said in some)
 
 
-def spent(work: Work, dear: bool) -> list[float]:
+def spent(work: TimedWork, dear: bool) -> list[float]:
     """Of a machine whose stages cost what features say, and encoding three times that with another method."""
     prompt, rows = work.prompt / 1e3, work.rows
     steps = 0.02 * work.new + 0.004 * work.new * rows + 0.01 * work.new * rows * prompt
@@ -62,28 +62,30 @@ def spent(work: Work, dear: bool) -> list[float]:
 
 def test_stages_are_learned_from_the_runs_before_those_of_the_same_methods_most(monkeypatch, tmp_path):
     monkeypatch.setenv("KVQ_HOME", str(tmp_path))
-    assert predict("m", "normal", Work(100, 10, 3)) is None
+    assert predict("m", "normal", TimedWork(100, 10, 3)) is None
     rows = []
     for n, (prompt, new, lanes) in enumerate([(p, t, k) for p in (100, 400, 900) for t in (8, 64) for k in (3, 7)]):
         dear = n % 3 == 0
-        work = Work(prompt, new, lanes, "rvq" if dear else "kivi")
+        work = TimedWork(prompt, new, lanes, "rvq" if dear else "kivi")
         rows.append([prompt, new, lanes, work.methods, *spent(work, dear)])
     files.keep_memo(memory_file("m", "normal"), [*rows, [1, 2, 3, 4.0]])  # the last one as an older version kept it
     for methods, within in (("kivi", 0.2), ("rvq", 0.45)):
-        asked = Work(600, 32, 5, methods)
+        asked = TimedWork(600, 32, 5, methods)
         found, real = predict("m", "normal", asked), spent(asked, methods == "rvq")
         assert found.prefill == pytest.approx(real[0], rel=0.02) and found.decode == pytest.approx(real[2], rel=0.02)
         assert found.encode == pytest.approx(real[1], rel=within) and found.total == pytest.approx(sum(real), rel=0.2)
-    assert predict("m", "deep", Work(600, 32, 5)) is not None  # until its level was seen
-    more = predict("m", "normal", Work(600, 32, 5, "kivi", through=1000))
-    assert more.encode - predict("m", "normal", Work(600, 32, 5, "kivi")).encode == pytest.approx(2.0, rel=0.05)
+    assert predict("m", "deep", TimedWork(600, 32, 5)) is not None  # until its level was seen
+    more = predict("m", "normal", TimedWork(600, 32, 5, "kivi", through=1000))
+    assert more.encode - predict("m", "normal", TimedWork(600, 32, 5, "kivi")).encode == pytest.approx(2.0, rel=0.05)
 
 
 def test_one_short_answer_tells_of_a_long_one(monkeypatch, tmp_path):
     """Most of measuring is done once a run, and reading the prompt grows with it: one run alone cannot say so."""
     monkeypatch.setenv("KVQ_HOME", str(tmp_path))
     files.keep_memo(memory_file("m", "normal"), [[163, 8, 5, "kivi", 7.3, 6.3, 5.6, 9.3]])
-    same, longer, other = (predict("m", "normal", Work(p, n, 5, "kivi")) for p, n in ((163, 8), (163, 48), (652, 8)))
+    same, longer, other = (
+        predict("m", "normal", TimedWork(p, n, 5, "kivi")) for p, n in ((163, 8), (163, 48), (652, 8))
+    )
     assert (same.prefill, same.encode, same.decode, same.measure) == pytest.approx((7.3, 6.3, 5.6, 9.3))
     assert longer.decode == pytest.approx(6 * 5.6) and 9.3 < longer.measure < 2 * 9.3
     assert 2 * 7.3 < other.prefill < 4 * 7.3

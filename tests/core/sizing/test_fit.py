@@ -10,7 +10,7 @@ from hf_mem.safetensors.kv_cache import compute_safetensors_kv_cache_size
 from benchmarks.format_bits import rows
 from kvq_core.errors import ModelError, SpecError
 from kvq_core.models import load
-from kvq_core.packed.measurement import Request, measure
+from kvq_core.packed.measurement import MeasureRequest, measure
 from kvq_core.sizing.fit import Cache, Fit, FitRequest, Reserve, fit, fit_of_folder, memory_of
 from kvq_core.sizing.formats import formats
 from kvq_core.sizing.layers import Shape, shape_of
@@ -250,7 +250,7 @@ def test_tensors_are_those_of_packed_caches(which: str, request: pytest.FixtureR
     ids = model.encode("A cache holds keys and values. " * 9)[:40]
     for name in ("q4_0", "fp8"):
         format = next(each for each in formats() if each.name == name)
-        held = measure(model, Lane(label=name, method=name), ids, Request(tokens=40, new_tokens=3)).cache_bytes
+        held = measure(model, Lane(label=name, method=name), ids, MeasureRequest(tokens=40, new_tokens=3)).cache_bytes
         assert Cache.of(format, shape).tensors(42, 1) == held
 
 

@@ -10,7 +10,7 @@ from kvq_core.events import Finished
 from kvq_core.machine import files
 from kvq_core.models import bundled
 from kvq_core.pipeline.compare import compare_on
-from kvq_core.pipeline.timings import Work, memory_file, predict, remember
+from kvq_core.pipeline.timings import TimedWork, memory_file, predict, remember
 from kvq_core.spec import parse_spec
 from kvq_core.training.checkpoints import Checkpoints
 from tests.support.codebook_samples import info
@@ -63,12 +63,12 @@ def test_damaged_timings_are_none(home, sample_run, damage):
     record = timed(sample_run()[0])
     model = record.environment.model
     remember(record, 1.0)
-    assert predict(model, "off", Work(1, 21, 3)) is not None
+    assert predict(model, "off", TimedWork(1, 21, 3)) is not None
     file = memory_file(model, "off")
     file.write_bytes(damage)
-    assert predict(model, "off", Work(1, 21, 3)) is None
+    assert predict(model, "off", TimedWork(1, 21, 3)) is None
     remember(record, 1.0)
-    assert predict(model, "off", Work(1, 21, 3)) is not None
+    assert predict(model, "off", TimedWork(1, 21, 3)) is not None
 
 
 def test_timings_that_cannot_be_kept_cost_nothing(full, home, sample_run):

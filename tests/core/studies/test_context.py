@@ -5,12 +5,12 @@ import pandas as pd
 import pytest
 
 from kvq_core.studies.context import position_lines, recall_lines
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 
 
-def prompts(cells: list[tuple[int, float]]) -> tuple[Prompt, ...]:
+def prompts(cells: list[tuple[int, float]]) -> tuple[StudyPrompt, ...]:
     return tuple(
-        Prompt(id=f"p{at}", prompt="x", facts={"words": words, "depth": depth})
+        StudyPrompt(id=f"p{at}", prompt="x", facts={"words": words, "depth": depth})
         for at, (words, depth) in enumerate(cells)
     )
 

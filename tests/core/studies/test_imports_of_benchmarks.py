@@ -10,7 +10,7 @@ import pytest
 
 from kvq_core.errors import SpecError
 from kvq_core.studies.imports import bfcl, reasoning_gym, write_jsonl
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.tasks import judge
 
 TOOL = {
@@ -147,7 +147,7 @@ def test_questions_of_reasoning_gym_are_prompts() -> None:
 def test_rows_are_written_whole_and_read_again(tmp_path: Path) -> None:
     prompts = bfcl("multiple", folder=files(tmp_path))
     assert write_jsonl(prompts, tmp_path / "rows.jsonl") == 2
-    read = [Prompt(**json.loads(line)) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    read = [StudyPrompt(**json.loads(line)) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert tuple(read) == prompts
     with pytest.raises(SpecError, match="cannot be written: .*; give another place"):
         write_jsonl(prompts, tmp_path / "rows.jsonl" / "more.jsonl")

@@ -3,7 +3,7 @@
 import pytest
 
 from kvq_core.errors import SpecError
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 
 
 @pytest.mark.parametrize(
@@ -17,4 +17,4 @@ from kvq_core.studies.prompts import Prompt
 )
 def test_what_asks_nothing_or_cannot_be_judged_is_refused(fields: dict, why: str) -> None:
     with pytest.raises(SpecError, match=why):
-        Prompt(**fields)
+        StudyPrompt(**fields)

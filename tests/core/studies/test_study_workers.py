@@ -16,7 +16,7 @@ from kvq_core.cli.main import main
 from kvq_core.pipeline.compare import compare
 from kvq_core.store.store import open_store
 from kvq_core.studies.cells import plan
-from kvq_core.studies.executors import Outcome, Processes, Work, compute
+from kvq_core.studies.executors import CellWork, Outcome, Processes, compute
 from kvq_core.studies.rows import rows_of
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.study import run_plan, stored_study, study
@@ -61,7 +61,7 @@ def test_a_cell_that_always_kills_its_worker_fails_and_the_others_are_done(model
     """In workers that are forked: each that is spawned imports everything first."""
     fork = multiprocessing.get_context("fork")
     monkeypatch.setattr("kvq_core.studies.executors.multiprocessing.get_context", lambda kind: fork)
-    works = [Work(cell, "file:///nowhere", store.limits) for cell in plan(parse_study(study_data(model, 5))).cells]
+    works = [CellWork(cell, "file:///nowhere", store.limits) for cell in plan(parse_study(study_data(model, 5))).cells]
     monkeypatch.setattr("kvq_core.studies.executors.compute", die_at_the_second)
     found = {outcome.id: outcome.error for outcome in Processes(2).run(works)}
     assert set(found) == {work.cell.id for work in works}, "the others are done, also those that were at work beside it"
@@ -69,7 +69,7 @@ def test_a_cell_that_always_kills_its_worker_fails_and_the_others_are_done(model
     assert "its worker died 3 times" in found[works[1].cell.id]
 
 
-def die_at_the_second(work: Work) -> Outcome:
+def die_at_the_second(work: CellWork) -> Outcome:
     if work.cell.prompt.id == "p1":
         os._exit(9)
     time.sleep(0.1)  # at work when the other dies
@@ -140,7 +140,7 @@ def test_a_worker_that_is_elsewhere_says_so(model, store):
     *_, event = compare(cell.spec)
     assert [row["lane"] for row in rows_of(cell, event.record, event.arrays)] == ["four", "two"]
     other = cell.__class__(**{**vars(cell), "id": "0" * 16})
-    assert "its device, versions or files" in compute(Work(other, store.root, store.limits)).error
+    assert "its device, versions or files" in compute(CellWork(other, store.root, store.limits)).error
 
 
 @pytest.mark.slow

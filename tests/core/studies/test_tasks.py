@@ -15,7 +15,7 @@ from kvq_core.models import identity_of
 from kvq_core.presets import FOLDER
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.studies.cells import plan
-from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.suites import left_out
 from kvq_core.studies.tasks import SUITES, judge, suite
@@ -38,14 +38,14 @@ ASKED = {name: [{}, HARDER[name]] for name in HARDER}
 CASES = [pytest.param(name, options, id=f"{name}-{i}") for name in ASKED for i, options in enumerate(ASKED[name])]
 
 
-def needles(prompt: Prompt) -> list[str]:
+def needles(prompt: StudyPrompt) -> list[str]:
     """Read by a pattern of its own: every number said of a key that the question names."""
     text, question = prompt.prompt.rsplit("\n\n", 1)
     named = set(re.findall(r"\bfor (\w+)", question))
     return sorted(value for key, value in re.findall(r"number for (\w+) is (\d+)", text) if key in named)
 
 
-def variables(prompt: Prompt) -> list[str]:
+def variables(prompt: StudyPrompt) -> list[str]:
     """Run the assignments as a program, in the order of the text, and look who holds the value."""
     program, question = prompt.prompt.rsplit("Memorize", 1)[1].split("Question:")
     held: dict[str, str] = {}
@@ -55,7 +55,7 @@ def variables(prompt: Prompt) -> list[str]:
     return sorted(name for name, value in held.items() if value == wanted)
 
 
-def listed(prompt: Prompt) -> dict[str, list[str]]:
+def listed(prompt: StudyPrompt) -> dict[str, list[str]]:
     """Count the words of the list; what is asked for must stand apart from what follows."""
     text, question = prompt.prompt.rstrip().rsplit("\n", 1)
     counts = Counter(re.findall(r"[a-z]+", text.split("\n", 1)[1])).most_common()
@@ -64,7 +64,7 @@ def listed(prompt: Prompt) -> dict[str, list[str]]:
     return {"right": sorted(w for w, _ in counts[:asked]), "wrong": sorted(w for w, _ in counts[asked:])}
 
 
-def chain(prompt: Prompt) -> int:
+def chain(prompt: StudyPrompt) -> int:
     """Add up from left to right, a token at a time."""
     total, step = 0, operator.add
     for token in prompt.prompt.split(": ")[1].removesuffix(" =").split():
@@ -84,7 +84,7 @@ PATTERNS = {
 }
 
 
-def person(prompt: Prompt) -> dict[str, Any]:
+def person(prompt: StudyPrompt) -> dict[str, Any]:
     head, told = prompt.prompt.split("\n\n")[0], prompt.prompt.rsplit("Text: ", 1)[1]
     keys = head.split("keys ")[1].rstrip(".").split(", ")
     found: dict[str, Any] = {key: re.findall(PATTERNS[key], told)[0] for key in keys}
@@ -101,7 +101,7 @@ REQUESTS = {
 }
 
 
-def tool_calls(prompt: Prompt) -> list[dict[str, Any]]:
+def tool_calls(prompt: StudyPrompt) -> list[dict[str, Any]]:
     """Match the request against each tool that is offered, arguments typed by its schema."""
     assert prompt.messages is not None
     found = []
@@ -122,7 +122,7 @@ def in_order(answer: dict[str, list[str]]) -> dict[str, list[str]]:
     return {key: sorted(words) for key, words in answer.items()}
 
 
-SOLVED: dict[str, tuple[Callable[[Prompt], Any], Callable[[Any], Any]]] = {
+SOLVED: dict[str, tuple[Callable[[StudyPrompt], Any], Callable[[Any], Any]]] = {
     **{name: (needles, sorted) for name in SUITES if name.startswith("needle")},
     "variable_tracking": (variables, sorted),
     "common_words": (listed, in_order),
@@ -140,7 +140,7 @@ def test_an_answer_is_what_its_prompt_says(name: str, options: dict[str, Any]) -
         assert ordered(prompt.answer) == solve(prompt), prompt.id
 
 
-def written(prompt: Prompt) -> str:
+def written(prompt: StudyPrompt) -> str:
     """The answer as somebody would write it."""
     answer: Any = prompt.answer
     if prompt.verifier == "choice":

@@ -37,7 +37,7 @@ from ui.decide.going import Decisions, GoingDecision, Stage
 from ui.decide.quote import admit, quote_form
 from ui.decide.result import draw
 from ui.decide.watching import end_line, stage_line
-from ui.service.line import Place
+from ui.service.line import LinePlace
 from ui.service.services import Services
 from ui.study.asked import Form as PromptsForm
 from ui.study.going import Studies
@@ -275,7 +275,7 @@ def test_what_fits_is_told_before_anything_is_run(model):
 
 
 def test_stages_tell_the_place_in_line_and_what_is_left():
-    assert "2 runs ahead" in stage_line(Stage(beside=Place(2, 40)))
+    assert "2 runs ahead" in stage_line(Stage(beside=LinePlace(2, 40)))
     told = stage_line(Stage("Computing", 3, 12, prompt="p4", left=65.0))
     assert "Runs: 3 of 12 done, at p4" in told and "0:01:05 left" in told and "width:25%" in told
 

@@ -8,7 +8,7 @@ from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.store.store import open_store
 from tests.support.ui_record_factory import make_run
 from ui.panels.learn import CLOSED, at_step, place, show_step, step_number
-from ui.panels.tour import Step, shipped_ids, tour
+from ui.panels.tour import TourStep, shipped_ids, tour
 from ui.views.tabs import TABS
 
 VIEWS = {"verdicts", "texts", "attention", "damage", "rate", "storage", "spectra", "subspace"}
@@ -67,7 +67,7 @@ def test_a_step_without_its_run_has_no_place(monkeypatch):
 
 
 def test_only_what_is_asked_for_is_selected():
-    assert Step(title="t", text="t", action="a", on="#a", example="e", view="v", figure="f", layer=0).selection == {
+    assert TourStep(title="t", text="t", action="a", on="#a", example="e", view="v", figure="f", layer=0).selection == {
         "layer": 0
     }
 

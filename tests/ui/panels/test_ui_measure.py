@@ -9,8 +9,8 @@ import torch
 
 from kvq_core.errors import ModelError
 from kvq_core.events import Loading
-from kvq_core.packed import Request, measure
-from kvq_core.packed.gpus import CHANGED, Decoded, Measured, measured_gpus
+from kvq_core.packed import MeasureRequest, measure
+from kvq_core.packed.gpus import CHANGED, Decoded, MeasuredGpu, measured_gpus
 from kvq_core.packed.lanes import Begins, SkippedLane, measure_spec
 from kvq_core.packed.slow import chips, slow_methods
 from kvq_core.spec import ComparisonSpec, Lane
@@ -42,7 +42,7 @@ def updates(services, run="r1", limits=()):
 
 def measured(*asked):
     """The unquantized cache of a tiny model, then lanes."""
-    model, ids, request = tiny("llama"), prompt_ids(100), Request(new_tokens=3)
+    model, ids, request = tiny("llama"), prompt_ids(100), MeasureRequest(new_tokens=3)
     return [measure(model, lane, ids, request) for lane in (None, *asked)]
 
 
@@ -86,7 +86,7 @@ def test_without_a_gpu_what_was_measured_on_others_is_told_with_the_targets_that
 @pytest.mark.parametrize("changed", [False, True])
 def test_what_is_told_of_another_gpu_is_escaped_and_says_whether_kernels_changed(changed, monkeypatch):
     rows = (Decoded("<i>", 1, 1234.4, None, 20.04), Decoded("KIVI", 1, 2000.0, 1.625, 10.0))
-    device = Measured("<b>X1", "2.11", "3.6", "aaaa", changed, "M", 4096, 1, 2, 3, rows)
+    device = MeasuredGpu("<b>X1", "2.11", "3.6", "aaaa", changed, "M", 4096, 1, 2, 3, rows)
     monkeypatch.setattr(panel, "measured_gpus", lambda: [device, device._replace(device="X2", rows=())])
     text = panel.elsewhere()
     assert "&lt;b&gt;X1" in text and "&lt;i&gt;</th><td>1</td><td>1,234</td><td>–</td><td>20.0</td>" in text
@@ -199,7 +199,7 @@ def test_a_lane_that_does_not_fit_is_left_out_and_the_next_is_measured(monkeypat
     monkeypatch.setattr("kvq_core.packed.lanes.measure", full)
     lanes = [Lane(label="large", method="kivi"), Lane(label="small", method="kivi")]
     spec = ComparisonSpec(prompt="Name a tree.", max_new_tokens=2, lanes=lanes)
-    events = [event for event in measure_spec(spec, Request(new_tokens=3)) if not isinstance(event, Loading)]
+    events = [event for event in measure_spec(spec, MeasureRequest(new_tokens=3)) if not isinstance(event, Loading)]
     begun, found = events[::2], events[1::2]
     assert [(event.label, event.index, event.total) for event in begun] == [
         ("unquantized, float32", 0, 3),

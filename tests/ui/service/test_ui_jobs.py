@@ -8,7 +8,7 @@ from kvq_core.events import Finished, Loading, Step
 from tests.support.gated_runs import until
 from ui.service import jobs as jobs_module
 from ui.service.jobs import Jobs, follow
-from ui.service.line import Cost, Place, WaitingLine
+from ui.service.line import Cost, LinePlace, WaitingLine
 
 
 def test_runs_follow_each_other_in_the_order_pressed(engine):
@@ -99,9 +99,9 @@ def test_the_wait_is_what_is_ahead_and_what_is_left_of_the_one_at_work(engine, m
     fourth = jobs.start("d", engine.run("d"), "d", Cost(5.0))
     began = time.monotonic()
     monkeypatch.setattr("ui.service.line.time.monotonic", lambda: began + 4)
-    assert line.place(first.ticket) == Place(0, 0)
-    assert line.place(second.ticket) == Place(1, 5) and line.place(third.ticket) == Place(2, 25)
-    assert line.place(fourth.ticket) == Place(3, None)  # how long the third takes is not known
+    assert line.place(first.ticket) == LinePlace(0, 0)
+    assert line.place(second.ticket) == LinePlace(1, 5) and line.place(third.ticket) == LinePlace(2, 25)
+    assert line.place(fourth.ticket) == LinePlace(3, None)  # how long the third takes is not known
     monkeypatch.setattr("ui.service.line.time.monotonic", lambda: began + 60)
     assert line.place(second.ticket).seconds is None  # it takes longer than it was estimated at
     for name in "dcba":
@@ -147,14 +147,14 @@ def test_a_watcher_is_told_its_place_then_what_happens(engine, monkeypatch):
         seen = []
         async for news in follow(second, line):
             seen.append(news)
-            if news == Place(2, 1800):
+            if news == LinePlace(2, 1800):
                 asyncio.get_running_loop().call_later(0.2, jobs.forget, "x")  # what has not changed is not told again
-            elif news == Place(1, 900):
+            elif news == LinePlace(1, 900):
                 engine.gates["a"].set()
             elif "b" in engine.gates:
                 engine.gates["b"].set()
         return seen
 
     seen = asyncio.run(watch())
-    assert [news for news in seen if isinstance(news, Place)] == [Place(2, 1800), Place(1, 900)]
+    assert [news for news in seen if isinstance(news, LinePlace)] == [LinePlace(2, 1800), LinePlace(1, 900)]
     assert seen[-1][-1].done == 3 and second.over and first.over and between.cancelled

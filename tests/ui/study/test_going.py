@@ -19,7 +19,7 @@ from tests.support.study_models import study_data, write_model
 from ui.service.line import UNKNOWN_COST
 from ui.service.services import Services
 from ui.study.files import FILES
-from ui.study.going import Going, Standing, Studies
+from ui.study.going import Going, Studies, StudyStanding
 from ui.study.opening import demand_open, key_for, my_key, remember, share
 from ui.study.results import draw, live_html
 from ui.study.watching import standing_line
@@ -145,7 +145,7 @@ def test_a_result_is_drawn_with_figures_tables_and_files(place, planned):
         assert f'id="plot-{name}"' in figures
     assert "plot-study-recall" not in more and "Groups of prompts" in more and ">even<" in more
     assert "four" in live_html(result)
-    told = standing_line(Standing(result, "p7", Step(3, 6, [], []), 65.0), 9)
+    told = standing_line(StudyStanding(result, "p7", Step(3, 6, [], []), 65.0), 9)
     assert "Cell 7 of 9: p7" in told and "0:01:05 left" in told and "Step 3 of 6" in told
     files = {name: make(result) for name, (_, make) in FILES.items()}
     assert files["Rows (Parquet)"] == parquet(result.rows)

@@ -1,12 +1,9 @@
-"""What every part of a spec is."""
+"""What data that is read or written is made of."""
 
 from pydantic import BaseModel, ConfigDict
-
-from kvq_core.methods.numbers import no_truth
 
 
 class Frozen(BaseModel):
     """Data that never changes; unknown fields are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    _no_truth = no_truth
