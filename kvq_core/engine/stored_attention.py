@@ -87,12 +87,7 @@ def _attend(
     if exact is not None:
         raw = products.product(grouped, own_keys[:, first:].mT).reshape(*shape[:-1], total - first)
         scores[..., first:] = torch.where(exact, raw, scores[..., first:])
-    hidden = torch.arange(total, device=seen.device) >= seen[:, None]
-    if chosen is not None:
-        hidden = hidden | ~pad(chosen, (0, max(0, total - chosen.shape[-1])))[:, None, None, :total]
-    behind = how.behind(seen, total)
-    hidden = hidden if behind is None else hidden | behind
-    weights = how.softmax(how.capped_(scores * how.scaling).masked_fill_(hidden, float("-inf")))
+    weights = how.softmax(_hide(how.capped_(scores.mul_(how.scaling)), seen, how, chosen))
     first, exact = _exact(windows[1], seen, total)
     same = first // products.BLOCK * products.BLOCK if exact is not None else total
     flat = weights.flatten(1, 2)
@@ -102,6 +97,20 @@ def _attend(
         left = pad(~exact, (first - same, 0), value=True).expand(*weights.shape[:2], -1, -1).flatten(1, 2)
         out = products.add_mixed(out, flat[..., same:], values[:, same:], own_values[:, same:], left)
     return out.unflatten(1, (-1, len(seen))).flatten(0, 1)
+
+
+def _hide(scores: Tensor, seen: Tensor, how: Scoring, chosen: Tensor | None) -> Tensor:
+    """Scores (kv_heads, groups, n, tokens) in place, none of what their queries do not see."""
+    total, behind = scores.shape[-1], how.behind(seen, scores.shape[-1])
+    if chosen is not None:
+        left_out = ~pad(chosen, (0, max(0, total - chosen.shape[-1])))[:, None, None, :total]
+        behind = left_out if behind is None else left_out | behind
+    if behind is not None:
+        scores.masked_fill_(behind, float("-inf"))
+    first = int(seen[0])  # tokens that all of them see
+    later = torch.arange(first, total, device=seen.device) >= seen[:, None]
+    scores[..., first:].masked_fill_(later, float("-inf"))
+    return scores
 
 
 def _exact(window: Window, seen: Tensor, total: int) -> tuple[int, Tensor | None]:
