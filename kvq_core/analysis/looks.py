@@ -35,6 +35,11 @@ class Noise:
     lanes: list[tuple[str, float, float]]
 
 
+def attention_shares(codes: np.ndarray) -> np.ndarray:
+    """Shares of the attention by position bin, of what ``attention_rows`` keeps of them, uint8."""
+    return (np.asarray(codes, np.float32) / 255) ** 2
+
+
 def keeps(record: Record, layer: int, head: int) -> bool:
     """Whether a run kept the maps of a layer and query head."""
     return layer in record.capture.layers and head in record.capture.heads

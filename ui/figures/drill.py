@@ -3,7 +3,7 @@
 import numpy as np
 import plotly.graph_objects as go
 
-from kvq_core.analysis.looks import captured_indices
+from kvq_core.analysis.looks import attention_shares, captured_indices
 from kvq_core.analysis.reached import key_counts, positions_read
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
@@ -50,7 +50,7 @@ def attention_rows(record: Record, arrays: Arrays, layer: int, head: int, step: 
         return None
     edges = np.asarray(record.capture.position_edges)
     there = edges[:-1] < key_counts(record, [record.capture.attention_steps[at] + 1])  # nobody reads what is to come
-    mass = [100 * (np.asarray(codes[at, place[0], place[1]], np.float32)[there] / 255) ** 2 for *_, codes in held]
+    mass = [100 * attention_shares(codes[at, place[0], place[1]])[there] for *_, codes in held]
     figure = canvas(FRAME + rows_beside(len(held) - 1)[1] * len(held))
     figure.add_heatmap(
         x=round_values(((edges[:-1] + edges[1:] - 1) / 2)[there], 1),

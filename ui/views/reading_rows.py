@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from kvq_core.analysis.looks import captured_indices
+from kvq_core.analysis.looks import attention_shares, captured_indices
 from kvq_core.analysis.replay import movement
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
@@ -27,11 +27,15 @@ def words_rows(record: Record, arrays: Arrays, at: Selection) -> list[list[Any]]
     edges, texts = record.capture.position_edges, reading_texts(record, record.capture.position_edges)
     there = len(record.reference.prompt_token_ids) + at.step  # tokens that this step reads, its own among them
     rows = [("Full precision", "reference"), *((label_of(record.lanes[i]), f"lane/{i}") for i in scored_lanes(record))]
+
+    def shares(codes: np.ndarray) -> np.ndarray:
+        return attention_shares(codes[steps.index(at.step), place[0], place[1]])
+
     return [
-        [name, edge, text, (int(code) / 255) ** 2, *_WORDS]
+        [name, edge, text, share, *_WORDS]
         for name, of in rows
         if (codes := arrays.get(f"{of}/attention_rows")) is not None
-        for edge, text, code in zip(edges, texts, codes[steps.index(at.step), place[0], place[1]], strict=False)
+        for edge, text, share in zip(edges, texts, shares(codes).tolist(), strict=False)
         if edge <= there
     ]
 
