@@ -17,6 +17,7 @@ SYMBOLS: dict[tuple[str, ...], str] = {
 }  # of lanes that quantize one alone
 
 
+LONG_TICKS = 72  # px beside an axis whose ticks are as long as 0.00001
 OVER_TOKENS = ("kld_mean", "flip_rate")  # what js/rates.js computes of some tokens, too
 
 
@@ -109,7 +110,7 @@ def distortion_rate(record: Record, arrays: Arrays, what: str) -> go.Figure | No
         )
     whose = {"whole": "an element", "key": "a key element", "value": "a value element"}[asked.of]
     figure.update_xaxes(title_text=f"stored bits {whose}", range=[max(0, low - margin), high + margin])
-    figure.update_layout(margin_l=72)  # ticks as long as 0.00001
+    figure.update_layout(margin_l=LONG_TICKS)
     spanned = {"rate": {"name": asked.name, "factor": asked.factor}} if asked.name in OVER_TOKENS else {}
     return label_figure(figure, f"Scatter: {asked.title} against stored bits, one point a lane", opens=True, **spanned)
 

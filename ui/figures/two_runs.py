@@ -8,7 +8,7 @@ from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.figures.base import canvas, label_figure, plot_label
 from ui.figures.damage import damage_grid
-from ui.figures.rate import points
+from ui.figures.rate import LONG_TICKS, points
 from ui.figures.texts import FLIPS_AT, kld_strips
 from ui.html.colors import lane_color
 
@@ -68,7 +68,7 @@ def rates_of(runs: Sequence[Run]) -> go.Figure | None:
             )
             drawn = True
     figure.update_xaxes(title_text="stored bits an element")
-    figure.update_layout(showlegend=False)
+    figure.update_layout(showlegend=False, margin_l=LONG_TICKS)
     said = "Scatter: mean KLD against stored bits of both runs, A full and B hollow"
     return label_figure(figure, said) if drawn else None
 

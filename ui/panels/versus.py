@@ -9,6 +9,7 @@ import gradio as gr
 import plotly.graph_objects as go
 
 from kvq_core.analysis.two_runs import Versus, versus
+from kvq_core.analysis.two_specs import Change
 from kvq_core.errors import KvqError, StoreError
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
@@ -31,6 +32,7 @@ from ui.views.view import Drawing, Slot
 FAIR = "Same model, prompt and reference text: the figures of the two may be ranked against each other."
 HEAD = ("K / V bits", "size", "KLD", "flips", "verdict")
 LISTED = 30
+SHOWN = 8  # fields that differ; two grids of lanes differ in more than a screen of a phone holds
 _IN_TEXT = re.compile(r"(?:^|[?&]run=)([0-9a-f]{16})(?:$|[&#\s])")
 
 
@@ -218,9 +220,15 @@ def _cells(name: str, record: Record, arrays: Arrays, lane: LaneRecord | None) -
 def _changes(found: Versus) -> str:
     if not found.changes:
         return '<p class="muted">Nothing: the two comparisons are the same.</p>'
+    first, more = found.changes[:SHOWN], found.changes[SHOWN:]
+    folded = f"<details><summary>{plural(len(more), 'more field')}</summary>{_fields(more)}</details>" if more else ""
+    return _fields(first) + folded
+
+
+def _fields(changes: Sequence[Change]) -> str:
     rows = "".join(
         f'<tr><th scope="row">{safe(c.place)}</th><td>{_value(c.one)}</td><td>{_value(c.other)}</td></tr>'
-        for c in found.changes
+        for c in changes
     )
     head = '<tr><th scope="col">field</th><th scope="col">A</th><th scope="col">B</th></tr>'
     table = f'<table class="plain changes"><thead>{head}</thead><tbody>{rows}</tbody></table>'
