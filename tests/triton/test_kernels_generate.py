@@ -38,13 +38,13 @@ from tests.support.tiny_models import prompt_ids, tiny
 launch.REGISTERS //= 8  # as many programs less are interpreted
 
 
-class Step(captured.Step):
+class Step(captured.CapturedStep):
     def __init__(self, *given):
         super().__init__(*given)
         self.capture = lambda forward: forward  # what a CUDA graph is, without one: the launches, and nothing else
 
 
-captured.Step = Step
+captured.CapturedStep = Step
 model, ids = tiny("llama", layers=2), torch.tensor([prompt_ids(93)])  # three tokens before groups are packed
 for name, knobs in json.loads(sys.argv[1]).items():
     method, found = kvq_core.make(name.split()[0], **knobs), []

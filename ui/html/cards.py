@@ -29,7 +29,7 @@ STREAMING: tuple[Stat, ...] = (("K / V bits", "…"), ("size", "…"))
 
 
 def cards(*parts: tuple[str, str, str], numbers: Sequence[int] = ()) -> str:
-    """Head, tokens and KLD strip of the reference and of every lane, as one piece of HTML: see ``view.Page``.
+    """Head, tokens and KLD strip of the reference and of every lane, as one piece of HTML: see ``view.ViewPage``.
     ``numbers``: of the lanes in the whole run, where these are some of them."""
     kinds = ["reference", *(f"lane-{number}" for number in numbers or range(len(parts)))]
     shown = (
