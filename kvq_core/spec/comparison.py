@@ -69,7 +69,7 @@ class Stress(SpecPart):
 
 
 class ComparisonSpec(SpecPart):
-    """One prompt, one model, up to 64 lanes. SpecPart, validated and hashable; unknown fields are errors."""
+    """One prompt, one model, up to 64 lanes. Frozen, validated and hashable; unknown fields are errors."""
 
     model: str = Field(
         DEFAULT_MODEL,
