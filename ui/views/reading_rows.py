@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from kvq_core.analysis.looks import attention_shares, captured_indices
+from kvq_core.analysis.reached import key_counts
 from kvq_core.analysis.replay import movement
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
@@ -25,7 +26,7 @@ def words_rows(record: Record, arrays: Arrays, at: Selection) -> list[list[Any]]
     if place is None or at.step not in steps or "reference/attention_rows" not in arrays:
         return []
     edges, texts = record.capture.position_edges, reading_texts(record, record.capture.position_edges)
-    there = len(record.reference.prompt_token_ids) + at.step  # tokens that this step reads, its own among them
+    there = key_counts(record, [at.step + 1])[0]  # the token that this step reads last among them
     rows = [("Full precision", "reference"), *((label_of(record.lanes[i]), f"lane/{i}") for i in scored_lanes(record))]
 
     def shares(codes: np.ndarray) -> np.ndarray:
@@ -36,7 +37,7 @@ def words_rows(record: Record, arrays: Arrays, at: Selection) -> list[list[Any]]
         for name, of in rows
         if (codes := arrays.get(f"{of}/attention_rows")) is not None
         for edge, text, share in zip(edges, texts, shares(codes).tolist(), strict=False)
-        if edge <= there
+        if edge < there
     ]
 
 
