@@ -118,7 +118,7 @@ def portable(source: ModelSource, id: str, whole: str) -> str:
         return f"{FILE}{source.file.sha256[:16]}"
     if path_of(id) is None:
         return id
-    told = f"{FOLDER}{whole[:16]}"
+    told = _told(whole)
     if id.startswith(FOLDER) and told != id:
         raise ModelError(f"Model {excerpt(id)} was changed where it lies; give the path of its directory.")
     folder = str(Path(source.place).resolve())
@@ -134,7 +134,7 @@ def known_as(id: str) -> str:
         return id
     source = resolve(id, None)
     folder = Path(source.place)
-    return portable(source, id, "" if source.file else identity.whole_of(identity.weights_of(folder), folder))
+    return portable(source, id, "" if source.file else _whole(folder))
 
 
 def title(source: ModelSource, id: str) -> str:
@@ -208,11 +208,28 @@ def _memo(id: str) -> Path:
 
 
 def _remembered(id: str) -> Path:
-    """Where it was loaded from last, of the places where it still is."""
-    held = _folders(id) if id.removeprefix(FOLDER).isalnum() else []
+    """Where it was loaded from last, of the places where it still is as it was."""
+    held = [Path(folder) for folder in _folders(id)] if id.removeprefix(FOLDER).isalnum() else []
     if not held:
         raise ModelError(f"Model {excerpt(id)} was not loaded on this machine; give the path of its directory.")
-    return next((folder for folder in map(Path, held) if (folder / "config.json").is_file()), Path(held[0]))
+    # the only one is compared where it is loaded
+    return held[0] if len(held) == 1 else next((folder for folder in held if _lies_in(folder, id)), held[0])
+
+
+def _lies_in(folder: Path, id: str) -> bool:
+    """Whether a directory holds what it held when that id was given to it."""
+    try:
+        return (folder / "config.json").is_file() and _told(_whole(folder)) == id
+    except (OSError, ValueError):  # removed or rewritten, also while it is read
+        return False
+
+
+def _told(whole: str) -> str:
+    return f"{FOLDER}{whole[:16]}"
+
+
+def _whole(folder: Path) -> str:
+    return identity.whole_of(identity.weights_of(folder), folder)
 
 
 def _folders(id: str) -> list[str]:
