@@ -13,6 +13,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.papers import papers
 from kvq_core.errors import KvqError
 from kvq_core.events import Finished
 from kvq_core.lm_eval.scoring import LaneScoring
@@ -235,6 +236,17 @@ def test_its_command_line_runs_a_task_of_a_local_file(
 
     monkeypatch.setattr(sys, "argv", ["kvq_core.lm_eval", "--model", "kvq-explorer", "--model_args", "bitz=2", *task])
     assert main() == 2
+
+
+def test_the_papers_tables_name_tasks_that_lm_eval_has() -> None:
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    named = {task for each in papers()["tables"] for task in each["tasks"]}
+    # all of lm-eval's folders take 8 s to read
+    read = "bbh gpqa gsm8k hellaswag hendrycks_math ifeval infinitebench longbench mathqa mmlu_pro piqa ruler".split()
+    folders = [Path(lm_eval.__file__).parent / "tasks" / folder for folder in read]
+    assert named <= set(TaskManager(include_path=folders, include_defaults=False).all_tasks)
 
 
 def test_the_real_models_likelihoods_are_those_of_a_comparison(smollm: LoadedModel) -> None:
