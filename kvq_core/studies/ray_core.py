@@ -8,8 +8,8 @@ again.
 import os
 import socket
 from collections import deque
-from collections.abc import Generator, Iterable
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,11 +50,13 @@ class RayActors:
 
     def run(self, works: Iterable[CellWork]) -> Generator[Outcome]:
         """Raises KvqError where there is no Ray, no cluster at the address, or no actor that can compute."""
-        ray = _ray()
-        self._waiting = deque(works)
+        ray, self._waiting = _ray(), deque(works)
         if any(work.store.startswith("memory:") for work in self._waiting):
             raise KvqError("A store in memory is this process's alone; set KVQ_STORE to one that actors reach, too.")
-        self._connect(ray)
+        with self._connected(ray):
+            yield from self._computed(ray)
+
+    def _computed(self, ray: Any) -> Iterator[Outcome]:
         kind, room = self._kind(ray)
         idle: list[Any] = []
         for _ in range(min(self.actors or room, len(self._waiting))):
@@ -96,10 +98,12 @@ class RayActors:
         room = int(gpus or resources.get("CPU", 1) // self.cores)
         return ray.remote(max_restarts=0, **needs)(_Worker), max(1, room)
 
-    def _connect(self, ray: Any) -> None:
-        """With this checkout on the workers' path, for nodes that share its disk."""
+    @contextmanager
+    def _connected(self, ray: Any) -> Iterator[None]:
+        """With this checkout on the workers' path, for nodes that share its disk. No longer than there is work: Ray
+        tells of lost actors on stdout while it is connected, and once more when it lets go."""
         if ray.is_initialized():
-            return
+            return (yield)
         paths = [str(_ROOT), str(_ROOT / "kernels"), *filter(None, [os.environ.get("PYTHONPATH")])]
         settings = {name: value for name, value in os.environ.items() if name.startswith(("KVQ_", "HF_", "AWS_"))}
         settings["PYTHONPATH"] = os.pathsep.join(paths)
@@ -111,6 +115,10 @@ class RayActors:
         except (OSError, ValueError, RuntimeError) as error:
             said = " ".join(str(error).split())[:200].rstrip(". ")
             raise KvqError(f"No Ray cluster at {self.address}: {said}. Start one with `ray start --head`.") from None
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
     def _hire(self, kind: Any) -> None:
         actor = kind.remote(str(Path.cwd()))

@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from itertools import cycle
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkContext
@@ -160,7 +161,7 @@ def campaign(series: str, attempt: Attempt, wanted: int, planned: CellPlan, fold
         while len(present_in(store, (cell.id for cell in planned.cells))) < len(planned.cells):
             own += attempt(planned, store, cell, chance)
         kills, number = kills + own, number + 1
-        print(series, own, wrong(planned, store, known) or "whole", flush=True)
+        print(series, own, wrong(planned, store, known) or "whole", file=sys.__stdout__, flush=True)
 
 
 def main(folder: Path, shards: int, workers: int, ray: int) -> None:
@@ -170,13 +171,15 @@ def main(folder: Path, shards: int, workers: int, ray: int) -> None:
     campaign("shards", a_shard(cycle((1, 2))), shards, planned, folder)
     campaign("workers", a_worker, workers, planned, folder)
     if ray:
-        from ray import shutdown
+        from ray import init, shutdown
         from ray.cluster_utils import Cluster
 
         node = {"num_cpus": 2, "include_dashboard": False}
-        cluster = Cluster(initialize_head=True, connect=True, head_node_args=node)
+        cluster = Cluster(initialize_head=True, head_node_args=node)
         try:
-            campaign("ray", an_actor, ray, planned, folder)
+            with redirect_stdout(sys.stderr):  # Ray tells of each kill where this process answers
+                init(address=cluster.address, log_to_driver=False)
+                campaign("ray", an_actor, ray, planned, folder)
         finally:
             shutdown()  # a cluster that this process is connected to does not let its head go
             cluster.shutdown()
