@@ -111,6 +111,7 @@ def test_the_shipped_board_marks_what_its_numbers_say(shipped):
     assert NOISE in circumstances(shipped)
 
 
+@pytest.mark.slow
 def test_a_board_of_before_the_quotes_is_read(shipped, tmp_path):
     older = json.loads(board_json(shipped))
     for claim in older["claims"]:

@@ -101,6 +101,7 @@ def test_what_is_likeliest_is_greedy(small: LoadedModel) -> None:
     assert not scoring.likelihoods(context, [(first + 1) % VOCABULARY])[1]
 
 
+@pytest.mark.slow
 @pytest.mark.few(sample=1)
 @pytest.mark.parametrize("name", LANES)
 def test_what_a_lane_writes_is_what_it_writes_in_a_comparison(small: LoadedModel, name: str) -> None:

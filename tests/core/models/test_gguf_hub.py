@@ -194,6 +194,7 @@ def test_repositories_and_revisions_that_are_not_there(hub: Hub) -> None:
     assert "could not be had from the Hub" in refusal(f"{REPO}:m-Q4_K_M.gguf", "no-such-branch")
 
 
+@pytest.mark.slow
 def test_without_a_connection_what_was_downloaded_is_used(hub: Hub, monkeypatch) -> None:
     loaded = load(f"{REPO}:m-Q4_K_M.gguf")
     monkeypatch.setattr("kvq_core.models.loader._held", {})

@@ -85,6 +85,7 @@ def compared(folder: Path) -> Finished:
     return end
 
 
+@pytest.mark.slow
 def test_another_configuration_is_another_model(folder: Path, tmp_path) -> None:
     before = compared(folder)
     original = (folder / "config.json").read_text()

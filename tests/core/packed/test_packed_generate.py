@@ -113,6 +113,7 @@ def test_a_mask_that_hides_more_than_padding_is_refused():
         model.model.set_attn_implementation(held)
 
 
+@pytest.mark.slow
 def test_the_first_chunk_of_a_chunked_prefill_is_the_prompt():
     """The method is fitted on it, and later chunks enter as later text does."""
     model, method, ids = tiny("llama"), lane("kivi").build(), torch.tensor([prompt_ids(150)])

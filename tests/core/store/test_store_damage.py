@@ -93,6 +93,7 @@ def test_saving_again_heals_a_damaged_run(url, sample_run):
     same(run, store.load(ID))
 
 
+@pytest.mark.slow
 @given(file=st.sampled_from(FILES), place=st.integers(0), flip=st.integers(1, 255))
 def test_any_changed_byte_is_noticed(file, place, flip):
     """The same through hypothesis, in any store: of any byte of any file, to any other value."""

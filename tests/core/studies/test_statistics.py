@@ -108,6 +108,7 @@ def by_hand(a: np.ndarray, b: np.ndarray) -> float:
     return max(found)
 
 
+@pytest.mark.slow
 def test_a_lane_that_loses_hundreds_of_times_more_on_every_prompt_is_told_apart():
     """As q4_0's keys on Qwen2.5: their difference from q8_0 varies as widely as their own loss, and says little."""
     from scipy import stats
@@ -120,6 +121,7 @@ def test_a_lane_that_loses_hundreds_of_times_more_on_every_prompt_is_told_apart(
     assert found["a", "b"].apart and found["a", "b"].sentence.startswith("a is closer")
 
 
+@pytest.mark.slow
 def test_where_the_typical_prompt_and_the_mean_disagree_nothing_is_told_apart():
     steady = np.full(12, 1.0) * np.exp(np.linspace(-0.1, 0.1, 12))
     wild = np.array([0.5] * 11 + [30.0])

@@ -28,6 +28,7 @@ from kvq_core.studies.summary import _slope, task_lines
 from tests.support.study_models import LANES, prompt, study_data, write_model, write_study
 
 
+@pytest.mark.slow
 def test_a_cell_is_the_run_that_the_same_comparison_is_alone(model, store):
     spec = parse_study(study_data(model, 2))
     result = study(spec, store)

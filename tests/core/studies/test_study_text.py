@@ -19,6 +19,7 @@ def shipped() -> StudyResult:
     return stored_study(kept_plan(id, store), store)
 
 
+@pytest.mark.slow
 def test_the_text_has_what_the_page_shows_of_a_lane(shipped) -> None:
     line, said = shipped.lines[0], describe(shipped)
     own = [row for row in said.splitlines() if re.split(r" {2,}", row)[:2] == [line["model"], line["label"]]]
@@ -35,6 +36,7 @@ def test_the_text_has_what_the_page_shows_of_a_lane(shipped) -> None:
     assert len(along) > 2 and all(f"{each['kld_mean']:.3g}" in by_position for each in along)
 
 
+@pytest.mark.slow
 def test_pairs_of_several_models_are_named_with_theirs(shipped) -> None:
     pair = shipped.pairs[0]
     assert f"{pair.model}: {pair.sentence}" in describe(shipped).splitlines()

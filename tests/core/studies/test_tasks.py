@@ -258,6 +258,7 @@ def test_a_suite_that_is_left_out_for_one_model_is_asked_of_the_others(tmp_path,
         plan(parse_study({**data, "models": [str(places[0])]}))
 
 
+@pytest.mark.slow
 def test_no_variable_is_named_as_a_word_of_the_question():
     """A text that repeats the question would name it."""
     samples = [prompt.prompt for prompt in suite("variable_tracking", 400, lengths=[200], hops=16, chains=8)]

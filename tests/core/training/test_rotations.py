@@ -34,6 +34,7 @@ def model():
     return replace(tiny("llama"), tokenizer=Letters())
 
 
+@pytest.mark.slow
 def test_calibrated_rotations_are_kept_read_by_a_lane_and_exported(model, tmp_path, capsys, monkeypatch):
     lane = Lane(label="own", method="oscar", knobs={"calibration": "mine", "sink_tokens": 0, "recent_tokens": 8})
     assert [need.command("m") for need in lane.lacks(model.ref)] == [

@@ -104,6 +104,7 @@ def test_a_menu_offers_no_frame_of_what_a_picker_shows_in_its_figures_place():
     assert PICKED in scores.html(where(record, arrays, at, "relative", True))
 
 
+@pytest.mark.slow
 def test_a_menu_offers_no_frame_of_what_is_in_memory_alone():
     record, arrays = make_run(lanes=2)
     look = record.model_copy(update={"id": ""})

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from kvq_core.studies.example import packaged_ids, packaged_studies
 from kvq_core.studies.kept import kept_plan
 from kvq_core.studies.study import stored_study
@@ -9,6 +11,7 @@ from ui.html.numbers import percent, significant
 from ui.study.results import MORE, drawing
 
 
+@pytest.mark.slow
 def test_a_lanes_tokens_are_told_by_confidence_and_by_structure() -> None:
     store, (id,) = packaged_studies(), packaged_ids()
     result = stored_study(kept_plan(id, store), store)
