@@ -132,6 +132,13 @@ def of_layer(tensors: dict[str, Tensor], layer: int) -> dict[str, Tensor]:
     return {name: tensor[layer : layer + 1] for name, tensor in tensors.items()}
 
 
+def bits_with_shared(block: Block, shared: dict[str, Tensor], elements: int) -> Tensor:
+    """Stored bits of each element (1, 1, 1, 1) of a prompt's one block, which carries all that is shared; ``elements``
+    of a token over all layers."""
+    stored = sum(block.nbytes.values()) + sum(t.numel() * t.element_size() for t in shared.values())
+    return torch.tensor(8 * stored / (elements * block.tokens)).view(1, 1, 1, 1)
+
+
 def count_codes(codes: Tensor, count: int) -> Tensor:
     """How often each of ``count`` codes occurs in the last dimension of integer codes (..., n): (..., count) int32."""
     rows = codes.reshape(-1, codes.shape[-1])  # each by itself and as it is: wider copies cost ten times the counting

@@ -10,7 +10,7 @@ from kvq_core.analysis.verdict import TIERS
 from kvq_core.studies.result import StudyResult
 from ui.figures.base import INK, canvas, label_figure, of_lane
 from ui.figures.forest import GROUNDS, hover_text, kld_edges, log_axis, scored_lanes, spread
-from ui.figures.rate import front
+from ui.figures.rate import draw_front, front
 from ui.html.colors import REFERENCE, lane_color, with_alpha
 from ui.html.escape import plot_safe, shorten
 from ui.html.numbers import significant
@@ -55,7 +55,7 @@ def pareto(result: StudyResult, model: str) -> go.Figure | None:
     _bands(figure, low, high)
     places = [(at, line[sizes.field] / sizes.scale, max(line["kld_mean"], low)) for at, (_, line) in enumerate(found)]
     best = front(places)
-    _front(figure, best)
+    draw_front(figure, [(bytes, kld) for _, bytes, kld in best])
     widest = max(sizes.least, *(bytes for _, bytes, _ in places))
     named = {place for place, *_ in best} if len(found) > NAMED else {place for place, *_ in places}
     for (at, line), (_, bytes, kld) in zip(found, places, strict=True):
@@ -79,17 +79,6 @@ def pareto(result: StudyResult, model: str) -> go.Figure | None:
     if len(models) > 1:
         _files(figure, models)
     return label_figure(figure, "Scatter: mean KLD over prompts against bytes, a point a lane with its 95 % interval")
-
-
-def _front(figure: go.Figure, best: Sequence[tuple[int, float, float]]) -> None:
-    figure.add_scatter(
-        x=[bytes for _, bytes, _ in best],
-        y=[kld for *_, kld in best],
-        mode="lines",
-        hoverinfo="skip",
-        line={"color": REFERENCE, "width": 1.2, "shape": "hv", "dash": "dot"},
-        showlegend=False,
-    )
 
 
 def _files(figure: go.Figure, models: Sequence[str]) -> None:

@@ -91,7 +91,7 @@ def distortion_rate(record: Record, arrays: Arrays, what: str) -> go.Figure | No
         above = [at for at in ticks["tickvals"] if at > 1.5 * floor and positive]
         ticks = {"tickvals": [floor, *above], "ticktext": ["0", *(f"{at:g}" for at in above)]}
     figure.update_yaxes(ticks)
-    _front(figure, [(bits, max(value, floor)) for _, bits, value in front(found)])
+    draw_front(figure, [(bits, max(value, floor)) for _, bits, value in front(found)])
     for rank, (index, bits, value) in enumerate(found):
         lane = record.lanes[index]
         declared = " declared" if lane.memory and lane.memory.declared else ""
@@ -115,7 +115,8 @@ def distortion_rate(record: Record, arrays: Arrays, what: str) -> go.Figure | No
     return label_figure(figure, f"Scatter: {asked.title} against stored bits, one point a lane", opens=True, **spanned)
 
 
-def _front(figure: go.Figure, steps: list[tuple[float, float]]) -> None:
+def draw_front(figure: go.Figure, steps: list[tuple[float, float]]) -> None:
+    """The steps of (size, loss) of those that no other betters."""
     figure.add_scatter(
         x=[bits for bits, _ in steps],
         y=[value for _, value in steps],

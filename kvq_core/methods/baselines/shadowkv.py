@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from kvq_core.codecs.blocks import Block
-from kvq_core.codecs.codec import Codec
+from kvq_core.codecs.codec import Codec, bits_with_shared
 from kvq_core.codecs.forms import Packed
 from kvq_core.codecs.window import Window
 from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt, Space
@@ -59,10 +59,7 @@ class LowRankCodec(Codec):
         return self.selector.put_back(heads, block.tensors)
 
     def bits(self, block: Block) -> Tensor:
-        """The one block of a prompt carries the whole basis."""
-        basis = self.shared["basis"]
-        stored = sum(block.nbytes.values()) + basis.numel() * basis.element_size()
-        return torch.tensor(8 * stored / (prod(basis.shape[:2]) * block.tokens)).view(1, 1, 1, 1)
+        return bits_with_shared(block, self.shared, prod(self.shared["basis"].shape[:2]))
 
     def packed(self, path: Path) -> Packed:
         return Packed.decoded(self, path)

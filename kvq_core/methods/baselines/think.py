@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from kvq_core.codecs.blocks import Block
-from kvq_core.codecs.codec import Codec, layer_slices
+from kvq_core.codecs.codec import Codec, bits_with_shared, layer_slices
 from kvq_core.codecs.forms import Packed
 from kvq_core.codecs.window import Window
 from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt
@@ -131,10 +131,7 @@ class ThinkCodec(Codec):
         return dequantize_groups(codes, tokens).mT
 
     def bits(self, block: Block) -> Tensor:
-        """With the mask, which the prompt's one block carries."""
-        stored = sum(block.nbytes.values()) + sum(t.numel() for t in self.shared.values())
-        elements = self.kept.numel() * block.tokens
-        return torch.tensor(8 * stored / elements).view(1, 1, 1, 1)
+        return bits_with_shared(block, self.shared, self.kept.numel())
 
     def packed(self, path: Path) -> Packed:
         return Packed.decoded(self, path)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
 
 import torch
 from kvq_kernels import (
@@ -18,7 +17,7 @@ from kvq_kernels import (
 from torch import Tensor
 
 from kvq_core.codecs.blocks import Block
-from kvq_core.codecs.codec import Codec, layer_slices
+from kvq_core.codecs.codec import Codec, bits_with_shared, layer_slices
 from kvq_core.codecs.forms import DecodedRead, Packed
 from kvq_core.methods.svdq.selection import Selector
 
@@ -120,10 +119,7 @@ class LatentCodec(Codec):
         return {"latent_bits": widths.repeat(units).expand(layers, -1)}
 
     def bits(self, block: Block) -> Tensor:
-        """The one block of a prompt carries the whole basis."""
-        mean = self.shared["mean"]
-        stored = sum(block.nbytes.values()) + sum(t.numel() * t.element_size() for t in self.shared.values())
-        return torch.tensor(8 * stored / (prod(mean.shape) * block.tokens)).view(1, 1, 1, 1)
+        return bits_with_shared(block, self.shared, self.shared["mean"].numel())
 
 
 @dataclass
