@@ -141,6 +141,8 @@ def tiers_of(stack: Stack, g: int, source: FitSource) -> TierPlan:
             ends[kind] = count, how
         elif kind == "all":
             body = how
+    if body.window.step is not None and body.window.sink:  # no tail may take them, and no span is in their place
+        ends.setdefault("first", (body.window.sink, TierStoring(rule=body.rule)))
     return TierPlan(body, ends.get("first"), ends.get("last"), tuple(spans))
 
 

@@ -19,7 +19,8 @@ _ORDER = ("spans", "first", "last", "all")
 class Assignment:
     """Layers of a model whose keys, or whose values, one rule of a lane stores; ``number``: the rule's, from 0.
 
-    ``head`` and ``tail``: how many first and newest tokens other rules of the same layers hold encoded, or this one.
+    ``head`` and ``tail``: how many first and newest tokens other rules of the same layers hold, or this one; first ones
+    that a rule for all the others keeps in fp16 count where a tail or spans stand before it.
     """
 
     number: int
@@ -118,7 +119,7 @@ class Stack:
         """What each rule stores; first or newest tokens in fp16 are windows of the rule that comes after them."""
         head, tail = (self._encoded(kind) for kind in ("first", "last"))
         sinks, recent = (self._full(kind) for kind in ("first", "last"))
-        sizes = (0 if head is None else head.tier[1]), (0 if tail is None else tail.tier[1])
+        made = list[tuple[int, Rule]]()
         for number, rule in self.rules:
             kind = rule.tier[0]
             if not rule.quantizes(self.tensor) and kind != "spans":
@@ -134,7 +135,15 @@ class Stack:
                 told = ", ".join(f"{name} = {value}" for name, value in options.items())
                 said = first_line(error, Rule) if isinstance(error, ValidationError) else error
                 raise SpecError(f"{self._named()}: fp16 there is {told} of {rule.method}, and {said}") from None
-            yield Assignment(number, stored, self.tensor, self.layers, *sizes)
+            made.append((number, stored))
+        first = self._sinks(made) if head is None else head.tier[1]
+        for number, stored in made:
+            yield Assignment(number, stored, self.tensor, self.layers, first, 0 if tail is None else tail.tier[1])
+
+    def _sinks(self, made: list[tuple[int, Rule]]) -> int:
+        """First tokens that the rule for all the others keeps in fp16, apart from what other rules encode beside it."""
+        body = next((rule for _, rule in made if rule.tier[0] == "all" and rule.quantizes(self.tensor)), None)
+        return 0 if body is None or len(made) == 1 else body.windows()[TENSORS.index(self.tensor)].sink
 
     def _encoded(self, kind: str) -> Rule | None:
         return next((r for _, r in self.rules if r.tier[0] == kind and r.quantizes(self.tensor)), None)

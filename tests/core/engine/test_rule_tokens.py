@@ -102,6 +102,36 @@ def test_the_first_tokens_in_fp16_are_sink_tokens(method: str, knobs: Given) -> 
         assert torch.equal(one.stream.decode(), other.stream.decode()) and one.stream.nbytes() == other.stream.nbytes()
 
 
+BESIDE: list[Given] = [{**Q8, "tokens": "last:16"}, {**FP16, "tokens": [[20, 28]]}]
+
+
+@pytest.mark.parametrize("prompt", [3, PROMPT])
+@pytest.mark.parametrize("beside", BESIDE, ids=["tail", "spans"])
+@pytest.mark.parametrize("own", [False, True], ids=["a rule", "its option"])
+def test_first_tokens_stay_in_fp16_beside_other_tiers(own: bool, beside: Given, prompt: int) -> None:
+    """Those of a rule before it, and those that a method keeps by itself."""
+    group, _ = whole()
+    first = {**FP16, "tokens": "first:5"}
+    span = beside["method"] == "fp16"
+    kivi = {**KIVI, "sink_tokens": 5} if own else KIVI
+    cache = cached(lane(*([beside] if own else [beside, first] if span else [first, beside]), kivi), group, prompt)
+    grow(cache, group, prompt, TOKENS)
+    for part in cache.parts:
+        x, read = group.keys if part.kind == "key" else group.values, part.stream.decode()
+        assert torch.equal(read[..., :5, :], x[..., :5, :].half().float())
+        assert not torch.equal(read[..., 5:13, :], x[..., 5:13, :].half().float())
+        assert part.stream.nbytes()["sinks"] == 2 * x[..., :5, :].numel()
+
+
+@pytest.mark.parametrize("beside", BESIDE, ids=["tail", "spans"])
+def test_bits_by_arithmetic_count_first_tokens_beside_other_tiers(beside: Given) -> None:
+    group, shape = whole()[0], tiny("qwen2").shape
+    drawn = lane(beside, {**Q4, "sink_tokens": 8})
+    memory = measure(cached(drawn, group), shape)
+    keys, values = effective_bits(Growth.of(drawn, memory, shape), shape, PROMPT)
+    assert (keys, values) == (pytest.approx(memory.key_bits, rel=1e-6), pytest.approx(memory.value_bits, rel=1e-6))
+
+
 @pytest.mark.long("combine", sample=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*CONFIGS, *SCALED])
