@@ -18,7 +18,7 @@ from kvq_core.methods import (
     selection_from,
 )
 from kvq_core.spec.part import SpecPart
-from kvq_core.spec.plan import Assignment, places, stacks_of
+from kvq_core.spec.plan import Assignment, first_stay, places, stacks_of
 from kvq_core.spec.prefill import Chunks, Reading
 from kvq_core.spec.rule import TENSORS, Rule, Storing
 
@@ -251,11 +251,14 @@ class Lane(Storing, _Labelled):
 
     def data_hash(self, model: ModelRef) -> str | list[str | None] | None:
         """``Method.data_hash`` of its method, of several rules a list; None where no rule has such data. Rules whose
-        spans overlap are told from what they were while the last of them was read."""
+        spans overlap are told from what they were while the last of them was read, and first tokens in fp16 beside a
+        tail or spans from when they were not."""
         hashes = [rule.build().data_hash(model) for rule in self.every_rule]
         spans = sorted(span for rule in self.every_rule for span in rule.spans)
         if any(start < end for (_, end), (start, _) in pairwise(spans)):
             hashes.append("first of spans")
+        if first_stay(self.every_rule):
+            hashes.append("first in fp16")
         return hashes[0] if len(hashes) == 1 else hashes if any(hashes) else None
 
     def lacks(self, model: ModelRef) -> tuple[CodebookNeed, ...]:

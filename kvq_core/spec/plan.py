@@ -215,6 +215,15 @@ class Stack:
         return f"rules {names}, {self.tensor}{where}"
 
 
+def first_stay(rules: Sequence[Rule]) -> bool:
+    """Whether first tokens are kept in fp16 beside spans or an encoded tail."""
+    stored = [rule for rule in rules if any(map(rule.quantizes, TENSORS))]
+    if any(rule.tier[0] == "first" for rule in stored):
+        return False
+    first = any(rule.tier[0] == "first" for rule in rules) or any(w.sink for rule in stored for w in rule.windows())
+    return first and (any(rule.spans for rule in rules) or any(rule.tier[0] == "last" for rule in stored))
+
+
 def _within(span: tuple[int, int], others: list[tuple[int, int]]) -> bool:
     """Whether every token of a span [start, end) is one of the others'."""
     reached = span[0]
