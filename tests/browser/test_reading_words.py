@@ -3,9 +3,11 @@
 import re
 from pathlib import Path
 from urllib.parse import quote
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from kvq_core.analysis.replay import movement
 from kvq_core.pipeline.examples import packaged_store
@@ -169,6 +171,57 @@ def test_the_code_of_words_and_replay_shows_elsewhere_what_is_shown_here(quick, 
     assert alone.locator("#reading-lane option:checked").inner_text() == label
     assert alone.locator(".reading-said").inner_text() == said
     assert abs(alone.evaluate("document.documentElement.offsetHeight") - height) < 4, "nothing of it is cut"
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
+def test_words_and_replay_are_taken_away_as_pictures(quick, open_page, width, theme):
+    page = opened(open_page, quick, STEP + 1, width, theme)
+
+    def drawn(view: str) -> tuple[str, list[ElementTree.Element]]:
+        """What the SVG says and its elements, once the PNG is as large and as full of ink."""
+        files = []
+        for kind in ("svg", "png"):
+            page.locator(f"[data-figure-menu={view}] summary").click()
+            with page.expect_download() as taken:
+                page.locator(f"[data-figure-menu={view}] [data-take={kind}]").click()
+            assert taken.value.suggested_filename == f"{RECORD.id}-{view}.{kind}"
+            files.append(taken.value.path())
+        picture = ElementTree.parse(files[0]).getroot()
+        with Image.open(files[1]) as image:
+            assert image.size == tuple(2 * int(picture.get(side)) for side in ("width", "height"))
+            ink = np.asarray(image.convert("L"), float)
+        assert (np.abs(ink - ink[0, 0]) > 64).mean() > 0.03, "texts stand out from the ground"
+        parts = list(picture.iter())
+        return " ".join(part.text for part in parts if part.tag.endswith("text")), parts
+
+    page.locator("#reading-lane").select_option("1")
+    label, said = RECORD.lanes[1].label, page.locator(".reading-said").inner_text()
+    texts, parts = drawn("words")
+    assert texts.startswith("Attention on the words ") and f"{label}, layer {LAYER}, query head {HEAD}:" in texts
+    assert said in texts and "Orange: the lane reads more" in texts
+    whole = page.locator(".reading-text").inner_text()
+    assert re.sub(r"\s", "", texts).endswith(re.sub(r"\s", "", whole)), "all of it, also what has to be scrolled to"
+    grounds = page.locator(".reading-text i").evaluate_all(
+        "all => all.filter(i => i.style.getPropertyValue('--ground')).map(i => getComputedStyle(i).backgroundColor)"
+    )
+    assert len(grounds) > 5 and set(grounds) <= {part.get("fill") for part in parts}
+    texts, parts = drawn("replay")
+    numbers = page.locator(".replay-row[data-of='1'] .replay-numbers").inner_text()
+    assert (
+        f"Token {STEP + 1} of " in texts and label in texts and re.sub(r"\s", "", numbers) in re.sub(r"\s", "", texts)
+    )
+    caches = page.locator(".replay-rows canvas").evaluate_all("all => all.map(canvas => canvas.toDataURL())")
+    assert [part.get("href") for part in parts if part.tag.endswith("image")] == caches
+    assert page.locator("#reading > [style*='fixed']").count() == 0, "nothing of it stays on the page"
+
+
+def test_the_view_of_words_is_taken_away_whole(quick, open_page):
+    page = opened(open_page, quick, STEP + 1)
+    taken = []
+    page.on("download", lambda file: taken.append(file.suggested_filename))
+    with page.expect_download(lambda file: "replay" in file.suggested_filename):
+        page.locator("#export [data-image=svg]").click()
+    assert taken == [f"{RECORD.id}-words.svg", f"{RECORD.id}-replay.svg"]
 
 
 def test_words_that_were_marked_are_not_brushed_again_by_the_next_click(quick, open_page):

@@ -47,19 +47,19 @@ def menu_html(figure: str, title: str, lacks: str = "") -> str:
     return _menu(figure, title, buttons)
 
 
-def frame_menu(view: str, title: str, lacks: str = "", numbers: bool = True) -> str:
-    """Of one of ``READ``: its numbers, where there are any, and its code, for the token and the lane that are shown.
-    ``lacks``: as above."""
+def frame_menu(view: str, title: str, colors: str, lacks: str = "", kept: bool = True) -> str:
+    """Of one of ``READ``: its picture and numbers, where they were kept, and its code, for the token and the lane that
+    are shown. ``colors``: what they mean; ``lacks``: as above."""
     files = "".join(
-        f'<button type="button" data-take="{what}" data-read>{name}</button>' for what, name in TAKEN[2:] if numbers
+        f'<button type="button" data-take="{what}" data-read>{name}</button>' for what, name in TAKEN if kept
     )
     code = f'data-take="embed" data-embed="{view}" data-selected data-read aria-live="polite"'
     button = f"<small>{safe(lacks)}</small>" if lacks else f'<button type="button" {code}>Copy embed code</button>'
-    return _menu(view, title, files + button)
+    return _menu(view, title, files + button, f' data-colors="{safe(colors)}"')
 
 
-def _menu(name: str, title: str, buttons: str) -> str:
+def _menu(name: str, title: str, buttons: str, told: str = "") -> str:
     return (
-        f'<details class="figure-menu" data-figure-menu="{name}"><summary aria-label="Take away: {safe(title)}" '
+        f'<details class="figure-menu" data-figure-menu="{name}"{told}><summary aria-label="Take away: {safe(title)}" '
         f'title="Take this figure away">⋯</summary><div>{buttons}</div></details>'
     )

@@ -28,8 +28,8 @@ def reading_html(record: Record, arrays: Arrays, layer: int, head: int, lacks: s
         return '<p class="absent">No lane of this run was scored.</p>'
     looked = captured_indices(record, layer, head) is not None and "reference/attention_rows" in arrays
     return (
-        f'<div id="reading">{scrubber(record)}{_titled(WORDS, frame_menu("words", WORDS, lacks, looked))}'
-        f"{words(record, lanes)}{_titled(REPLAY, frame_menu('replay', REPLAY))}"
+        f'<div id="reading">{scrubber(record)}{_titled(WORDS, frame_menu("words", WORDS, TINTS, lacks, looked))}'
+        f"{words(record, lanes)}{_titled(REPLAY, frame_menu('replay', REPLAY, CACHES))}"
         f'<p class="muted">{CACHES} {KEYS}</p>{caches(record, lanes)}{laid(record, arrays, layer, head, lanes)}</div>'
     )
 

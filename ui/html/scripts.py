@@ -23,6 +23,7 @@ PARTS = (
         "methods",
         "turns",
         "act",
+        "picture",
         "take",
         "cards",
         "study",

@@ -232,7 +232,7 @@
   const marks = document.head.appendChild(document.createElement("style"));
   const staged = document.head.appendChild(document.createElement("style"));
   const opened = document.head.appendChild(document.createElement("style"));
-  const TYPES_OF = { json: "application/json", csv: "text/csv", parquet: "application/vnd.apache.parquet" };
+  const TYPES_OF = { json: "application/json", csv: "text/csv", parquet: "application/vnd.apache.parquet", svg: "image/svg+xml", png: "image/png" };
   window.kvq = {
     // As an address says, of the run that is shown: on the way back to a view, or forth.
     look: (asked) => {
@@ -285,7 +285,7 @@
     save: (text, name) => {
       if (!text || !name) return;
       const link = document.createElement("a");
-      const bytes = name.endsWith("parquet") ? Uint8Array.from(atob(text), (byte) => byte.charCodeAt(0)) : text;
+      const bytes = /\.(parquet|png)$/.test(name) ? Uint8Array.from(atob(text), (byte) => byte.charCodeAt(0)) : text;
       link.href = URL.createObjectURL(new Blob([bytes], { type: TYPES_OF[name.split(".").pop()] }));
       link.download = name;
       link.click();

@@ -165,4 +165,5 @@
       const filename = `${run}-${place.id.slice(5)}`;
       await window.Plotly.downloadImage(named(drawing), { format, width, height, scale: format === "png" ? 2 : 1, filename });
     }
+    for (const menu of of ? [] : document.querySelectorAll(`#where ${READ}`)) if (isOpen(menu)) await takePicture(menu, format);
   };

@@ -12,7 +12,7 @@
       const line = tab.parentElement; // on a phone it is swiped: the open view's name is in its middle
       if (selected) line.scrollLeft = tab.offsetLeft - line.offsetLeft - (line.clientWidth - tab.offsetWidth) / 2;
     }
-    const drawn = document.querySelector(`#view-${CSS.escape(window.kvq.view)} .plot`);
+    const drawn = document.querySelector(`#view-${CSS.escape(window.kvq.view)} :is(.plot, ${READ})`);
     for (const button of document.querySelectorAll("#where [data-image]")) button.hidden = !drawn;
   };
   // What was drawn for another selection than the one that is said is on its way: it is hidden, see style.css.

@@ -1,6 +1,5 @@
-  // One figure is taken away by its own menu: as an image, drawn here; as numbers, which the server writes; or as code
+  // One figure is taken away by its own menu: as an image, drawn here or by picture.js; as numbers, which the server writes; or as code
   // that embeds it elsewhere.
-  const FRAME = 760; // px, its width
   const addressOf = ({ embed, selected, read: words }) => {
     const root = window.gradio_config?.root ?? location.origin;
     const { layer, head, token } = drawnFor("#selected");
@@ -43,6 +42,7 @@
   const takeFigure = async (menu, as) => {
     const name = menu.dataset.figureMenu;
     if (as === "csv" || as === "parquet") return write("#take", JSON.stringify({ figure: name, as, at: performance.now() }));
+    if (menu.matches(READ)) return takePicture(menu, as);
     const drawing = kept.get(`plot-${name}`);
     if (!drawing) return;
     await render(drawing);
