@@ -99,8 +99,13 @@ class _Scale:
         return self.low < math.log10(value) < self.high
 
 
+def _tops(scale: _Scale) -> list[float]:
+    """Where each tier's band begins, in percent of the height; its word stands there, at the right edge."""
+    return [scale.percent(tier.kld) if math.isfinite(tier.kld) else 0.0 for tier in TIERS]
+
+
 def _bands(scale: _Scale) -> str:
-    tops = [scale.percent(tier.kld) if math.isfinite(tier.kld) else 0.0 for tier in TIERS]
+    tops = _tops(scale)
     ends = [100.0, *tops[:-1]]
     return "".join(
         f'<div class="band {tier.tone}" style="top:{top:.2f}%;height:{end - top:.2f}%">'
@@ -120,10 +125,10 @@ def _mark(point: Point, scale: _Scale, widest: float) -> str:
 
 
 def _labels(found: list[Point], scale: _Scale, widest: float) -> str:
-    """Beside their points, where they cover neither a point nor another label; least KLD first. In a crowd the others
+    """Beside their points, where they cover no point, tier or other label; least KLD first. In a crowd the others
     go without: their colours are in the legend, and the pointer tells their names."""
     dots = [_Box.around(scale.percent(p.kld) * HEIGHT / 100, 100 * p.ratio / widest) for p in found]
-    taken, shown = list(dots), ""
+    taken, shown = [*dots, *map(_Box.of_tier, _tops(scale), [len(tier.word) for tier in TIERS])], ""
     for point, dot in sorted(zip(found, dots, strict=True), key=lambda pair: pair[0].kld):
         name = shorten(point.label, 24)
         sides = ("left", "right") if dot.middle > 55 else ("right", "left")
@@ -152,6 +157,11 @@ class _Box:
     @classmethod
     def around(cls, top: float, left: float) -> "_Box":
         return cls(top - DOT, top + DOT, left - DOT_WIDE, left + DOT_WIDE)
+
+    @classmethod
+    def of_tier(cls, percent: float, letters: int) -> "_Box":
+        top = percent * HEIGHT / 100
+        return cls(top, top + LINE, 100 - GAP - letters * LETTER, 100.0)
 
     @property
     def middle(self) -> float:

@@ -6,9 +6,9 @@ from tests.support.ui_record_factory import make_run
 from ui.html.tradeoff import HEIGHT, LINE, tradeoff
 
 
-def plotted(ratios: list[float], klds: list[float]) -> tuple[str, list[float]]:
+def plotted(ratios: list[float], klds: list[float], labels: tuple[str, ...] = ()) -> tuple[str, list[float]]:
     """The plot of lanes at these places, and the heights of its names in px."""
-    record, arrays = make_run(lanes=len(ratios))
+    record, arrays = make_run(lanes=len(ratios), labels=labels)
     for at, (lane, ratio, kld) in enumerate(zip(record.lanes, ratios, klds, strict=True)):
         assert lane.memory is not None
         record.lanes[at] = lane.model_copy(update={"memory": lane.memory.model_copy(update={"kv_ratio": ratio})})
@@ -30,3 +30,10 @@ def test_in_a_crowd_no_name_covers_another_and_every_point_tells_its_own():
         found = sorted(float(top) for top in re.findall(rf'point-label {side}"[^>]*top:(\d+)px', html))
         assert all(below - above >= LINE - 1 for above, below in zip(found, found[1:], strict=False))
     assert [f'title="Lane {at}"' in html for at in range(8)] == [True] * 8
+
+
+def test_a_long_name_gives_way_to_the_word_of_a_tier():
+    """*marginal* stands at the right edge, below 0.1 nats."""
+    for kld, side in ((0.09, "left"), (0.03, "right")):
+        html, _ = plotted([0.5], [kld], ("n" * 24,))
+        assert f'point-label {side}" data-of="0"' in html
