@@ -243,10 +243,10 @@ class Lane(Storing, _Labelled):
 
     @property
     def summary(self) -> str:
-        """The method's settings in a few words, of several rules each one's, and those of its selection."""
-        rules = self.every_rule
-        each = "; ".join(f"{rule.named()}: {rule.build().summary()}" for rule in rules)
-        stored = rules[0].build().summary() if self._plain else each
+        """The method's settings in a few words, of several rules each one's (fp16 has none), and its selection's."""
+        rules = [(rule, rule.build()) for rule in self.every_rule]
+        each = (f"{rule.named()}{f': {own.summary()}' * (own.quantizes or own.chooses)}" for rule, own in rules)
+        stored = rules[0][1].summary() if self._plain else "; ".join(each)
         return stored if self.select is None else f"{stored} · reads {self.select.summary()}"
 
     def data_hash(self, model: ModelRef) -> str | list[str | None] | None:

@@ -59,6 +59,7 @@ def test_a_knob_at_its_default_is_the_same_rule():
 def test_a_lane_is_named_by_its_rules():
     lane = Lane(rules=(Rule(**SKIP), Rule(**KEYS), Rule(**VALUES)))
     assert lane.title == "K per_token 8, V kivi 2; layers 0-3 fp16"
+    assert lane.summary.startswith("layers 0-3 fp16; K per_token 8: K8 "), "fp16 there is no noise floor"
     assert parse_spec(spec(lane.model_dump())).lanes[0].label == lane.title
     many = Lane(rules=tuple(Rule(method="kivi", layers=(i,), knobs={"bits": 1 + i % 2}) for i in range(9)))
     assert len(many.default_label) <= 55 and parse_spec(spec(many.model_dump(), many.model_dump())).lanes[1].label
