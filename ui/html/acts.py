@@ -67,7 +67,8 @@ def before_after(found: Effect | None) -> str:
     flips = "" if None in found.flips else f" · flips {_moved(*map(percent, found.flips))}"
     more = f"{'+' if found.more_bytes >= 0 else '−'}{size(abs(found.more_bytes))}"
     change = f"{'−' if found.gain >= 0 else '+'}{significant(abs(found.gain), 2)} ± {2 * found.se:.1g}"
-    klds = _moved(significant(found.before, 2), significant(found.after, 2))
+    digits = 2 if abs(found.gain) > 0.1 * found.before else 3  # so many that they show the change
+    klds = _moved(significant(found.before, digits), significant(found.after, digits))
     return f"mean KLD {klds} ({change}{sure}){flips} · {more}"
 
 

@@ -1,16 +1,18 @@
 """Lanes that were added to a run: told of and taken back by whoever may, also on a page that is opened later."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from starlette.requests import Request
 
+from kvq_core.analysis.acts import Effect
 from kvq_core.cli.main import main as cli
 from kvq_core.errors import SpecError
 from kvq_core.store.store import open_store
 from tests.support.ui_record_factory import make_run
-from ui.html.acts import tried_html
+from ui.html.acts import before_after, tried_html
 from ui.panels.tried import came, drawn_anew, undone
 from ui.server.embeds import Embeds
 from ui.service.access import MOST_ADDED
@@ -50,6 +52,13 @@ def test_a_page_is_drawn_anew_once_where_another_one_took_a_lane_back(services: 
     assert page.lanes == ("KIVI", "KIVI + layer 3 fp16", "q8_0")
     page.shown = anew
     assert drawn_anew(services, anew, page) is None
+
+
+def test_what_changed_is_told_in_digits_that_show_it() -> None:
+    small = Effect(before=0.1158, after=0.1141, gain=0.0017, se=0.0025, more_bytes=115_000, flips=(None, None))
+    assert before_after(small).replace("\xa0", " ").startswith("mean KLD 0.116 → 0.114 (−0.0017 ± 0.005, within")
+    large = replace(small, after=0.0876, gain=0.0282)
+    assert before_after(large).replace("\xa0", " ").startswith("mean KLD 0.12 → 0.088 (−0.028 ")
 
 
 def test_a_lane_is_told_beside_the_one_that_it_changes_and_is_taken_back_later(services: Services) -> None:
