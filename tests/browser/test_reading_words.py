@@ -1,5 +1,6 @@
 """What a token reads, on the prompt's own words, and the answer replayed: both as the run kept them."""
 
+import io
 import re
 from pathlib import Path
 from urllib.parse import quote
@@ -141,6 +142,16 @@ def test_the_score_map_ends_with_the_two_figures_beside_it(quick, open_page):
     )
     one, other = page.evaluate(ends)
     assert abs(one - other) < 12
+
+
+def test_a_colour_bar_stays_where_the_address_goes_on_and_its_figure_does_not(quick, open_page):
+    page = open_page(f"{quick}/?run={RECORD.id}&view=damage&at={LAYER}.{HEAD}.{STEP + 1}&__theme=light", reading=True)
+    bar = page.locator("#plot-sinks .cbfill")
+    bar.scroll_into_view_if_needed()
+    page.keyboard.press("n")
+    page.wait_for_function("at => !location.search.includes(at)", arg=f"at={LAYER}.{HEAD}.{STEP + 1}&")
+    with Image.open(io.BytesIO(bar.screenshot())) as drawn:
+        assert len(drawn.convert("RGB").getcolors(10_000)) > 40
 
 
 @pytest.mark.parametrize("view", ["words", "replay"])

@@ -126,7 +126,8 @@
     drawing.tokens = spanOf();
     drawing.dark = isDark();
     const { data, layout, config } = onGround(spanned(filtered(drawing.figure)));
-    await window.Plotly.react(node, data, { ...layout, autosize: true }, { ...config, responsive: true, displayModeBar: false });
+    // Gradients and clips are named within the page, for its address changes with what is looked at.
+    await window.Plotly.react(node, data, { ...layout, autosize: true }, { ...config, responsive: true, displayModeBar: false, _baseUrl: "" });
     drawing.width = node.clientWidth;
     await heighten(node);
     if (node.parentElement) node.parentElement.style.minHeight = `${node._fullLayout.height}px`;
