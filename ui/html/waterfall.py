@@ -32,12 +32,12 @@ def ask_html(index: int, label: str) -> str:
 
 
 def _group(found: Why, kind: Kind, title: str, most: float) -> str:
-    """One way to take the lane apart: from all of its KLD down, and what is left."""
+    """One way to take the lane apart: from all of its KLD down, and what is left; below 0 parts gain the same twice."""
     rows, level = [_bar("as it is", found.kld, 0.0, found.kld, most, "whole")], found.kld
     for cause in found.of(kind):
         rows.append(_bar(cause.label, -cause.gain, level - cause.gain, level, most, "part", 2 * cause.se))
         level -= cause.gain
-    rows.append(_bar("not explained", level, 0.0, level, most, "rest"))
+    rows.append(_bar("not explained" if level >= 0 else "explained twice", abs(level), 0.0, abs(level), most, "rest"))
     return f'<table class="waterfall"><caption>{safe(title)}</caption><tbody>{"".join(rows)}</tbody></table>'
 
 
