@@ -154,6 +154,20 @@ def test_a_colour_bar_stays_where_the_address_goes_on_and_its_figure_does_not(qu
         assert len(drawn.convert("RGB").getcolors(10_000)) > 40
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_rows_keep_their_height_while_the_answer_is_replayed(quick, open_page, width):
+    page = opened(open_page, quick, STEP + 1, width)
+    heights = page.evaluate(
+        """last => Array.from({ length: last }, (_, at) => {
+            window.kvq.mark(at + 1);
+            return [...document.querySelectorAll(".replay-row")].map((row) => row.offsetHeight).join();
+        })""",
+        len(RECORD.reference.token_ids) - 1,
+    )
+    assert len(set(heights)) == 1, "or what is read moves under the eye"
+    assert page.locator(".replay-rows").evaluate("rows => rows.scrollWidth <= rows.clientWidth")
+
+
 @pytest.mark.parametrize("view", ["words", "replay"])
 def test_the_code_of_words_and_replay_shows_elsewhere_what_is_shown_here(quick, open_page, view):
     page = opened(open_page, quick, STEP + 1)
