@@ -1,6 +1,7 @@
 """Numbers as people read them: two or three significant digits and a unit."""
 
 import math
+import re
 from collections.abc import Sequence
 
 from kvq_core.sizing.units import size_text
@@ -62,5 +63,8 @@ def plural(count: int, noun: str) -> str:
 
 
 def join_words(items: Sequence[object], last: str = "and") -> str:
-    """``0``, ``0 and 1``, ``0, 1 and 2``."""
-    return f"{', '.join(map(str, items[:-1]))} {last} {items[-1]}" if len(items) > 1 else str(items[0])
+    """``0``, ``0 and 1``, ``0, 1 and 2``; of items with a comma, but in brackets, ``0, 1; 2; and 3``."""
+    said = [str(item) for item in items]
+    listed = any("," in re.sub(r"\([^)]*\)", "", item) for item in said)
+    between, end = ("; ", "; ") if listed else (", ", " ")
+    return f"{between.join(said[:-1])}{end}{last} {said[-1]}" if len(said) > 1 else said[0]

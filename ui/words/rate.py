@@ -15,11 +15,10 @@ def rates(record: Record, arrays: Arrays) -> str:
         return "No lane finished with scored positions; there is nothing to compare."
     best = front(found)
     named = [f"{record.lanes[i].label} ({bits(b)} bits, {significant(k, 2)} nats)" for i, b, k in best]
-    said = f"Nobody here has both fewer bits and less KLD than {join_words(named)}"
+    said = f"Nobody here has both fewer bits and less KLD than {join_words(named)}."
     for indices, where in zip(beaten(found), ("in both", "in one of them, at an equal other"), strict=True):
         labels = [record.lanes[i].label for i in indices]
-        said += f"; {join_words(labels)} {'are' if len(labels) > 1 else 'is'} beaten {where}" if labels else ""
-    said += "."
+        said += f" Beaten {where}: {join_words(labels)}." if labels else ""
     return " ".join(filter(None, [said, _alone(record), _gaussian(record, arrays)]))
 
 

@@ -47,7 +47,7 @@ def test_lanes_of_equal_bits_are_not_beaten_in_both():
     for lane, kld, bits in zip(record.lanes, (0.1, 0.2, 0.3), (3.5, 3.5, 4.0), strict=True):
         lane.metrics.kld_mean, lane.memory.key_bits, lane.memory.value_bits = kld, bits, bits
     said = rates(record, arrays)
-    assert "; Lane 2 is beaten in both; Lane 1 is beaten in one of them, at an equal other." in said
+    assert " nats). Beaten in both: Lane 2. Beaten in one of them, at an equal other: Lane 1." in said
 
 
 def test_no_flips_are_drawn_at_0_and_told_as_0():

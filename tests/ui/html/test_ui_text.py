@@ -13,7 +13,7 @@ from kvq_core.spec import parse_spec
 from tests.support.ui_record_factory import make_run
 from ui.html.cards import failed_card, lane_body, lane_head, reference_body, waiting_head
 from ui.html.escape import SHADES, lane_tokens, safe, shade, strip, token
-from ui.html.numbers import bits, percent, seconds, significant, size
+from ui.html.numbers import bits, join_words, percent, seconds, significant, size
 from ui.html.pieces import spans
 from ui.html.reading import reading_html
 from ui.html.status import line, notice
@@ -96,6 +96,12 @@ def test_an_answer_that_ends_early_says_so():
 
 def test_a_plain_token_is_bare_text():
     assert token("<", ()) == "&lt;"
+
+
+def test_names_with_commas_are_parted_by_semicolons():
+    assert join_words(["q4_0 (4.5 bits, 0.02 nats)", "nvfp4", 8]) == "q4_0 (4.5 bits, 0.02 nats), nvfp4 and 8"
+    assert join_words(["gear 2, rank 1", "nvfp4", "fp8"], "or") == "gear 2, rank 1; nvfp4; or fp8"
+    assert join_words(["gear 2, rank 1"]) == "gear 2, rank 1"
 
 
 def test_numbers_have_a_few_digits_and_a_unit():
