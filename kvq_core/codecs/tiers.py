@@ -200,7 +200,6 @@ class Tiers:
         parts: dict[str, int] = {}
         for stream in self.streams:
             for name, size in stream.nbytes().items():
-                name = "sinks" if stream is self.head and name == "untouched" else name
                 parts[name] = parts.get(name, 0) + size
         for stream in self.beside:
             for name, size in stream.nbytes().items():

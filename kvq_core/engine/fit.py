@@ -14,7 +14,7 @@ from kvq_core.codecs.tiers import TierPlan, TierStoring
 from kvq_core.engine.centering import center_of, centred
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.rotation import rotated, rotation_note, rotation_of
-from kvq_core.methods import Codec, Fitted, Method, ModelRef, Prompt
+from kvq_core.methods import Codec, Fitted, Method, ModelRef, Prompt, Window
 from kvq_core.models.rope import Rope
 from kvq_core.spec import Assignment, Centering, Rotation, layer_words
 
@@ -142,7 +142,7 @@ def tiers_of(stack: Stack, g: int, source: FitSource) -> TierPlan:
         elif kind == "all":
             body = how
     if body.window.step is not None and body.window.sink:  # no tail may take them, and no span is in their place
-        ends.setdefault("first", (body.window.sink, TierStoring(rule=body.rule)))
+        ends.setdefault("first", (body.window.sink, TierStoring(Window(body.window.sink), rule=body.rule)))
     return TierPlan(body, ends.get("first"), ends.get("last"), tuple(spans))
 
 

@@ -121,6 +121,7 @@ def test_first_tokens_stay_in_fp16_beside_other_tiers(own: bool, beside: Given, 
         assert torch.equal(read[..., :5, :], x[..., :5, :].half().float())
         assert not torch.equal(read[..., 5:13, :], x[..., 5:13, :].half().float())
         assert part.stream.nbytes()["sinks"] == 2 * x[..., :5, :].numel()
+        assert sum(stream.nbytes().get("sinks", 0) for stream in part.stored_by(cache.rules - 1)) > 0, "of its rule"
 
 
 @pytest.mark.parametrize("beside", BESIDE, ids=["tail", "spans"])
