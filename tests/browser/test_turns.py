@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 BOX = "#conversation textarea"
 DRAWN = "count => document.querySelectorAll('[data-turn-text]').length === count"
 DRAFT = "document.querySelector('#differs [data-draft]')?.dataset.draft ?? ''"
-CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "tide", "arguments": {}}}]}
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "tide", "arguments": {}}}]}
 
 
 def held(page) -> object:

@@ -8,7 +8,7 @@
     try {
       const found = JSON.parse(text);
       const told = Array.isArray(found) ? { messages: found } : found;
-      const known = (message) => ROLES.includes(message?.role) && ["string", "undefined"].includes(typeof message.content);
+      const known = (message) => ROLES.includes(message?.role) && typeof (message.content ?? "") === "string"; // null: a call
       return Array.isArray(told?.messages) && told.messages.every(known) ? told : null;
     } catch {
       return null;
