@@ -141,8 +141,8 @@ def tiers_of(stack: Stack, g: int, source: FitSource) -> TierPlan:
             ends[kind] = count, how
         elif kind == "all":
             body = how
-    if body.window.step is not None and body.window.sink:  # no tail may take them, and no span is in their place
-        ends.setdefault("first", (body.window.sink, TierStoring(Window(body.window.sink), rule=body.rule)))
+    if (sinks := stack[0][0].head) and "first" not in ends:  # in fp16: no tail may take them
+        ends["first"] = sinks, TierStoring(Window(sinks), rule=body.rule)
     return TierPlan(body, ends.get("first"), ends.get("last"), tuple(spans))
 
 

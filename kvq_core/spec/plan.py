@@ -141,9 +141,12 @@ class Stack:
             yield Assignment(number, stored, self.tensor, self.layers, first, 0 if tail is None else tail.tier[1])
 
     def _sinks(self, made: list[tuple[int, Rule]]) -> int:
-        """First tokens that the rule for all the others keeps in fp16, apart from what other rules encode beside it."""
+        """First tokens that are in fp16 apart from what rules encode beside them: those that the rule for all the
+        others keeps, or where there is none, those that a tail may not take."""
         body = next((rule for _, rule in made if rule.tier[0] == "all" and rule.quantizes(self.tensor)), None)
-        return 0 if body is None or len(made) == 1 else body.windows()[TENSORS.index(self.tensor)].sink
+        if body is None:
+            return self._full("first") if self._encoded("last") else 0
+        return 0 if len(made) == 1 else body.windows()[TENSORS.index(self.tensor)].sink
 
     def _encoded(self, kind: str) -> Rule | None:
         return next((r for _, r in self.rules if r.tier[0] == kind and r.quantizes(self.tensor)), None)

@@ -124,6 +124,15 @@ def test_first_tokens_stay_in_fp16_beside_other_tiers(own: bool, beside: Given, 
         assert sum(stream.nbytes().get("sinks", 0) for stream in part.stored_by(cache.rules - 1)) > 0, "of its rule"
 
 
+def test_a_tail_with_nothing_behind_it_leaves_first_tokens_in_fp16() -> None:
+    group, _ = whole()
+    cache = cached(lane({**FP16, "tokens": "first:5"}, {**Q8, "tokens": "last:16"}), group, 12)
+    for part in cache.parts:
+        x, read = group.keys if part.kind == "key" else group.values, part.stream.decode()
+        assert torch.equal(read[..., :5, :], x[..., :5, :].half().float())
+        assert not torch.equal(read[..., 5:12, :], x[..., 5:12, :].half().float())
+
+
 @pytest.mark.parametrize("beside", BESIDE, ids=["tail", "spans"])
 def test_bits_by_arithmetic_count_first_tokens_beside_other_tiers(beside: Given) -> None:
     group, shape = whole()[0], tiny("qwen2").shape
@@ -170,14 +179,19 @@ def test_any_rules_for_tokens_are_stored_or_refused(data: st.DataObject) -> None
     if cache.rules > 1:
         stored = sum(sum(rule.bytes_by_part.values()) for rule in memory.by_rule)
         untouched = sum(sum(p.stream.nbytes().values()) for p in cache.parts if not p.rules)
-        bodies = sum(sum(p.stream.body.nbytes().values()) for p in cache.parts if _rest_is_fp16(p.stream))
+        bodies = sum(_in_no_rule(p.stream) for p in cache.parts)
         assert stored + untouched + bodies == sum(memory.bytes_by_part.values())
     growth = Growth.of(drawn, memory, shape)
     assert growth.mean_bits(shape, 4096) is None or 0 < (growth.mean_bits(shape, 4096) or 0) < 40
 
 
-def _rest_is_fp16(stream: object) -> bool:
-    return isinstance(stream, Tiers) and stream.plan is not None and stream.plan.body.rule is None
+def _in_no_rule(stream: object) -> int:
+    """Bytes of tokens in fp16 beside tiers: those that no rule is for, and first ones that a tail may not take."""
+    if not isinstance(stream, Tiers) or stream.plan is None or stream.plan.body.rule is not None:
+        return 0
+    first = stream.head is not None and stream.plan.first is not None and stream.plan.first[1].rule is None
+    alone = [stream.body, *([stream.head] if first else [])]
+    return sum(sum(each.nbytes().values()) for each in alone if each is not None)
 
 
 def test_curves_meet_what_a_run_measured() -> None:
