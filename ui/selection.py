@@ -105,7 +105,8 @@ def selection_html(record: Record, arrays: Arrays, at: Selection) -> str:
     if at.token == 0:
         sentence += ", from the shared prefill: not scored"
     elif nll is not None and at.step < nll.size:
-        sentence += f", which the full-precision cache gives {significant(100 * math.exp(-float(nll[at.step])), 2)} %"
+        share = significant(100 * math.exp(-float(nll[at.step])), 2)
+        sentence += f", which the full-precision cache gives {share}\N{NO-BREAK SPACE}%"
     where = json.dumps({"run": record.id, **asdict(at)})
     return f'<p class="selected" role="status" data-at="{safe(where)}">{sentence}.</p>'
 

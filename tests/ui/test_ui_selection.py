@@ -93,7 +93,7 @@ def test_the_selection_is_said_with_the_head_it_reads_and_the_token_s_probabilit
     arrays["reference/nll"][8] = 0.6931472
     words = selection_html(record, arrays, NOW)
     assert "query head <b>4</b> of KV head <b>1</b>, one of 3 that read it" in words
-    assert "“&lt;b&gt;”" in words and "gives 50 %" in words
+    assert "“&lt;b&gt;”" in words and "gives 50\xa0%" in words
     assert "not scored" in selection_html(record, arrays, Selection(0, 0, 0))
 
 

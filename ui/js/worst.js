@@ -51,7 +51,7 @@
       const [what, unit] = WHERE[where.looked[token - 1]];
       parts.push(`most moved is layer ${where.layer[token - 1]}, query head ${where.head[token - 1]}: ${[what, significant(where.value[token - 1], 2), unit].filter(Boolean).join(" ")}`);
     } else parts.push("where in the model was not kept");
-    return `${parts.join("; ")}.`;
+    return `${parts.join("; ")}.`.replaceAll(" %", "\u00a0%");
   };
   const goWorst = (by) => {
     if (!read) return;
