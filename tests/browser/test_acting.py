@@ -81,6 +81,14 @@ def test_a_lane_is_tried_by_the_keyboard_joins_the_run_says_what_changed_and_is_
     assert "without KIVI + layer 5 fp16 now" in another.locator("#act-status").inner_text(), "it says why it is redrawn"
 
 
+def test_a_channel_and_a_key_that_are_clicked_are_acted_on(page):
+    page.evaluate("window.kvq.pick({ channel: 5 })")
+    page.wait_for_function("document.querySelector('#act-offers').textContent.includes('a turn spreads channel 5 ')")
+    page.evaluate("window.kvq.pick({ key: 40, step: 8 })")
+    page.wait_for_function("document.querySelector('#act-offers').textContent.includes('you pointed at them')")
+    assert "Protect tokens 39-42 of the prompt" in page.locator("#act-offers").inner_text()
+
+
 @pytest.mark.long("page", sample=0)
 def test_what_is_under_way_is_cancelled_and_the_run_stays_as_it_was(page, engine):
     page.set_viewport_size({"width": 390, "height": 900})

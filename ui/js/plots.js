@@ -17,7 +17,7 @@
       const own = Object.entries(pick).filter(([name]) => PART_OF[name] === part);
       if (part) recent[part] = { at: now, run, pick: Object.fromEntries(own) };
     }
-    return Object.assign({}, ...Object.values(recent).map((found) => found.pick));
+    return Object.assign({}, pick, ...Object.values(recent).map((found) => found.pick)); // a channel is no part
   };
   document.addEventListener("input", ({ target }) => {
     if (target.closest?.("#pick-layer, #pick-head, #pick-token")) recent = {};
