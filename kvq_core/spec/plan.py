@@ -143,13 +143,16 @@ class Stack:
     def _sinks(self, made: list[tuple[int, Rule]]) -> int:
         """First tokens that are in fp16 apart from what rules encode beside them: those that the rule for all the
         others keeps, or where there is none, those that a tail may not take."""
-        body = next((rule for _, rule in made if rule.tier[0] == "all" and rule.quantizes(self.tensor)), None)
-        if body is None:
+        if (body := self._encoded("all", [rule for _, rule in made])) is None:
             return self._full("first") if self._encoded("last") else 0
-        return 0 if len(made) == 1 else body.windows()[TENSORS.index(self.tensor)].sink
+        return 0 if len(made) == 1 else self._own_sinks(body)
 
-    def _encoded(self, kind: str) -> Rule | None:
-        return next((r for _, r in self.rules if r.tier[0] == kind and r.quantizes(self.tensor)), None)
+    def _own_sinks(self, rule: Rule) -> int:
+        return rule.windows()[TENSORS.index(self.tensor)].sink
+
+    def _encoded(self, kind: str, made: Sequence[Rule] | None = None) -> Rule | None:
+        rules = [rule for _, rule in self.rules] if made is None else made
+        return next((rule for rule in rules if rule.tier[0] == kind and rule.quantizes(self.tensor)), None)
 
     def _full(self, kind: str) -> int:
         """First or newest tokens in fp16, told by a rule."""
@@ -167,6 +170,7 @@ class Stack:
         for kind in ("first", "last"):
             own = [rule for _, rule in self.rules if rule.tier[0] == kind]
             self._check_ends([(rule.quantizes(self.tensor), rule.tier[1]) for rule in own], kind)
+        self._check_sinks()
         made = list(self.assignments())  # refuses windows that a method cannot have
         apart = [a for a in made if a.rule.tier[0] != "all" and a.rule.quantizes(self.tensor)]
         if apart or any(a.beside for a in made):
@@ -188,6 +192,15 @@ class Stack:
         if quantized not in ([], [False], [True], [False, True]) or (len(ends) == 2 and ends[0][1] >= ends[1][1]):
             raise SpecError(
                 f"{self._named()}: {kind}:n may stand once in fp16 and, larger and after that, once quantized."
+            )
+
+    def _check_sinks(self) -> None:
+        """Raises SpecError where a rule for all the others keeps first tokens that a rule before it holds some of."""
+        head, body = self._encoded("first"), self._encoded("all")
+        if head is not None and body is not None and (sinks := self._own_sinks(body)) > head.tier[1]:
+            raise SpecError(
+                f"{self._named()}: {body.method} keeps the first {sinks} tokens in fp16, of which first:{head.tier[1]} "
+                f"holds some encoded; give first:{sinks} or more, or sink_tokens = {head.tier[1]} or less."
             )
 
     def _check_codecs(self, made: list[Assignment]) -> None:

@@ -229,6 +229,7 @@ REFUSED = [
     ([{**Q8, "tokens": "last:8"}, {"method": "qaq"}], "qaq stores its tokens anew, as one: it cannot be split"),
     ([{**Q8, "tokens": [[0, 8]]}, {"method": "svdq", "tensors": "keys"}], "svdq stores the prompt once, as a whole"),
     ([{**Q8, "tokens": "last:8"}, {"method": "squat", "knobs": {"rope": "pre"}}], "keys before RoPE, "),
+    ([{**Q8, "tokens": "first:8"}, {**KIVI, "sink_tokens": 9}], "give first:9 or more, or sink_tokens = 8 or less"),
     ([{**Q8, "tokens": [[9, 12], [4, 6]]}, Q4], "spans come in order and do not overlap"),
     ([Q4, {**Q8, "tokens": "last:8"}], "can never be reached"),
     (
