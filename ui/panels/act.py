@@ -125,7 +125,7 @@ async def stream(
         return
     if not shown.get("run") or do in (None, "lane"):
         return
-    if do != "undo" and (anew := redrawn(services, shown, asked.on_page, "Choose again.")) is not None:
+    if do != "undo" and (anew := redrawn(services, shown, asked.on_page)) is not None:
         yield anew
         return
     try:

@@ -50,22 +50,21 @@ def drawn_anew(services: Services, shown: dict[str, Any], on_page: OnPage) -> di
     return {**left, "stays": True, "drawn": shown.get("drawn", 0) + 1}  # else nothing would have changed
 
 
-def redrawn(services: Services, shown: dict[str, Any], on_page: OnPage, then: str = "") -> list[Any] | None:
-    """A line that says which lanes came and went, and what to do ``then``, and what the page shows in a moment, see
-    ``drawn_anew``."""
+def redrawn(services: Services, shown: dict[str, Any], on_page: OnPage) -> list[Any] | None:
+    """A line that says which lanes came and went, and what the page shows in a moment, see ``drawn_anew``."""
     before = on_page.lanes
     anew = drawn_anew(services, shown, on_page)
     if anew is None:
         return None
     on_page.shown = anew
-    return [changed_line(before, on_page.lanes, then), anew]
+    return [changed_line(before, on_page.lanes), anew]
 
 
-def changed_line(before: Sequence[str], now: Sequence[str], then: str = "") -> str:
+def changed_line(before: Sequence[str], now: Sequence[str]) -> str:
     """What a page draws now, and no longer, where another one added a lane to its run or took one back."""
     parts = {"with": [label for label in now if label not in before], "without": set(before) - set(now)}
     told = " and ".join(f"{word} {join_words(sorted(some))}" for word, some in parts.items() if some)
-    said = f"Another page added or took back one: they are drawn {told or 'anew'} now. {then}".rstrip()
+    said = f"Another page added or took back one: they are drawn {told or 'anew'} now."
     return line("The lanes of this run have changed", "warn", detail=said)
 
 

@@ -56,7 +56,7 @@ def test_a_page_is_drawn_anew_once_where_another_one_took_a_lane_back(services: 
 
 def test_lanes_that_came_and_went_on_another_page_are_named() -> None:
     assert "they are drawn with B &amp; C and without A now." in changed_line(["A", "D"], ["D", "B & C"])
-    assert "they are drawn without A and D now. Choose again." in changed_line(["A", "B", "D"], ["B"], "Choose again.")
+    assert "they are drawn without A and D now." in changed_line(["A", "B", "D"], ["B"])
 
 
 def test_what_changed_is_told_in_digits_that_show_it() -> None:
