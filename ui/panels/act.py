@@ -21,7 +21,7 @@ from kvq_core.spec import Lane
 from ui.html.acts import CANCEL, leads_html, offers_html, tried_html
 from ui.html.status import event_line, line, notice, place_line
 from ui.panels.job_panel import JobPanel
-from ui.panels.tried import came, redrawn, undone
+from ui.panels.tried import came, drawn_anew, undone
 from ui.selection import Selection, read_selection
 from ui.service.jobs import Job, follow
 from ui.service.line import LinePlace as InLine
@@ -33,6 +33,9 @@ from ui.views.taking import read
 
 ACTING = JobPanel("acting", "Try", "Computing", ("Cancelled", "warn", None, "The run is as it was."))
 MOST = 20  # lanes that are added to a run
+CHANGED = line(
+    "The lanes of this run have changed", "warn", detail="Another page added or took back one. Choose again."
+)
 LEADS = "This run is a lane that was added to run {parent}; try others there."
 
 
@@ -92,12 +95,15 @@ def wire_act(panel: ActPanel, views: Views, shown: gr.State, services: Services)
         async for update in with_empty_end(stream(read(raw), asked, session, who, services)):
             yield update
 
-    def fresh(shown: dict[str, Any], page: OnPage) -> list[Any]:
+    def fresh(shown: dict[str, Any], page: OnPage) -> Any:
         """Before another view is drawn of lanes that the legend does not have."""
-        return redrawn(services, shown, page) or [gr.skip()] * 2
+        anew = drawn_anew(services, shown, page)
+        if anew is not None:
+            page.shown = anew
+        return gr.skip() if anew is None else anew
 
     moves = [part.change for part in (*views.selection, views.pick, views.open)]
-    gr.on(moves, fresh, [shown, views.on_page], [panel.status, shown], **SWIFT)
+    gr.on(moves, fresh, [shown, views.on_page], shown, **SWIFT)
     inputs = [panel.told, views.pick, shown, *views.selection]
     places = [*(part.change for part in (*views.selection, views.pick, panel.told)), shown.change]
     gr.on(places, offer, inputs, [panel.offers, panel.tried], **QUIET, trigger_mode="always_last", concurrency_limit=4)
@@ -125,8 +131,8 @@ async def stream(
         return
     if not shown.get("run") or do in (None, "lane"):
         return
-    if do != "undo" and (anew := redrawn(services, shown, asked.on_page)) is not None:
-        yield anew
+    if do != "undo" and (anew := drawn_anew(services, shown, asked.on_page)) is not None:
+        yield [CHANGED, _shows(anew, asked)]
         return
     try:
         if do == "map" and (found := await asyncio.to_thread(_seen_at_once, asked, services)) is not None:

@@ -7,8 +7,6 @@ from kvq_core.analysis.acts import effect
 from kvq_core.errors import SpecError, StoreError
 from kvq_core.settings import settings
 from ui.html.acts import Tried
-from ui.html.numbers import join_words
-from ui.html.status import line
 from ui.service.access import MOST_ADDED
 from ui.service.services import Services
 from ui.views.tabs import OnPage, labels
@@ -48,24 +46,6 @@ def drawn_anew(services: Services, shown: dict[str, Any], on_page: OnPage) -> di
     on_page.lanes = now
     left = {name: value for name, value in shown.items() if name not in ("home", "lanes")}
     return {**left, "stays": True, "drawn": shown.get("drawn", 0) + 1}  # else nothing would have changed
-
-
-def redrawn(services: Services, shown: dict[str, Any], on_page: OnPage) -> list[Any] | None:
-    """A line that says which lanes came and went, and what the page shows in a moment, see ``drawn_anew``."""
-    before = on_page.lanes
-    anew = drawn_anew(services, shown, on_page)
-    if anew is None:
-        return None
-    on_page.shown = anew
-    return [changed_line(before, on_page.lanes), anew]
-
-
-def changed_line(before: Sequence[str], now: Sequence[str]) -> str:
-    """What a page draws now, and no longer, where another one added a lane to its run or took one back."""
-    parts = {"with": [label for label in now if label not in before], "without": set(before) - set(now)}
-    told = " and ".join(f"{word} {join_words(sorted(some))}" for word, some in parts.items() if some)
-    said = f"Another page added or took back one: they are drawn {told or 'anew'} now."
-    return line("The lanes of this run have changed", "warn", detail=said)
 
 
 def undone(services: Services, shown: dict[str, Any], run: Any) -> dict[str, Any]:

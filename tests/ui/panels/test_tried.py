@@ -13,7 +13,7 @@ from kvq_core.errors import SpecError
 from kvq_core.store.store import open_store
 from tests.support.ui_record_factory import make_run
 from ui.html.acts import before_after, tried_html
-from ui.panels.tried import came, changed_line, drawn_anew, undone
+from ui.panels.tried import came, drawn_anew, undone
 from ui.server.embeds import Embeds
 from ui.service.access import MOST_ADDED
 from ui.service.services import Services
@@ -52,11 +52,6 @@ def test_a_page_is_drawn_anew_once_where_another_one_took_a_lane_back(services: 
     assert page.lanes == ("KIVI", "KIVI + layer 3 fp16", "q8_0")
     page.shown = anew
     assert drawn_anew(services, anew, page) is None
-
-
-def test_lanes_that_came_and_went_on_another_page_are_named() -> None:
-    assert "they are drawn with B &amp; C and without A now." in changed_line(["A", "D"], ["D", "B & C"])
-    assert "they are drawn without A and D now." in changed_line(["A", "B", "D"], ["B"])
 
 
 def test_what_changed_is_told_in_digits_that_show_it() -> None:
