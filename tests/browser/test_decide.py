@@ -3,6 +3,7 @@
 import html
 import json
 import re
+from itertools import count
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -21,14 +22,18 @@ def model(tmp_path_factory) -> str:
     return str(write_model(tmp_path_factory.mktemp("models") / "tiny"))
 
 
+TRIES = count()  # one that is tried again has other prompts: the runs of these are there
+
+
 def prompts_file() -> dict:
-    rows = [json.dumps({"id": f"p{at}", "prompt": prompt(at)}) for at in range(PROMPTS)]
+    first = PROMPTS * next(TRIES)
+    rows = [json.dumps({"id": f"p{at}", "prompt": prompt(first + at)}) for at in range(PROMPTS)]
     return {"name": "prompts.jsonl", "mimeType": "application/jsonl", "buffer": "\n".join(rows).encode()}
 
 
 def status(page, words: str) -> None:
     page.wait_for_function(
-        "words => document.querySelector('#decide-status')?.innerText.includes(words)", arg=words, timeout=120_000
+        "words => document.querySelector('#decide-status')?.innerText.match(words)", arg=words, timeout=120_000
     )
 
 
@@ -76,7 +81,7 @@ def ask(page, model: str) -> None:
 
 def run(page) -> None:
     page.locator("#decide-start").click()
-    status(page, f"Runs: 2 of {PROMPTS} done")
+    status(page, f"Runs: [2-9] of {PROMPTS} done")  # a busy browser may draw none of them but one
     page.locator("#decide-cancel").click()
     status(page, "Cancelled")
     page.locator("#decide-go-on").click()
