@@ -232,8 +232,12 @@ class Stack:
 
 
 def first_stay(rules: Sequence[Rule]) -> bool:
-    """Whether first tokens are kept in fp16 beside spans or an encoded tail."""
-    stored = [rule for rule in rules if any(map(rule.quantizes, TENSORS))]
+    """Whether first tokens of keys, or of values, are kept in fp16 beside spans or an encoded tail."""
+    return any(_first_stay([rule for rule in rules if rule.covers(t)], t) for t in TENSORS)
+
+
+def _first_stay(rules: Sequence[Rule], tensor: Tensor) -> bool:
+    stored = [rule for rule in rules if rule.quantizes(tensor)]
     if any(rule.tier[0] == "first" for rule in stored):
         return False
     first = any(rule.tier[0] == "first" for rule in rules) or any(w.sink for rule in stored for w in rule.windows())

@@ -257,7 +257,8 @@ def test_runs_of_overlapping_spans_have_ids_of_their_own() -> None:
 def test_runs_whose_first_tokens_stay_beside_others_have_ids_of_their_own() -> None:
     model, tail, first = ModelRef("m", "0"), {**Q8, "tokens": "last:16"}, {**FP16, "tokens": "first:5"}
     sinks = {**KIVI, "sink_tokens": 5}
-    for rules in ((first, tail, KIVI), (tail, sinks), ({**FP16, "tokens": [[20, 28]]}, sinks)):
+    keys = {**Q8, "tokens": "first:16", "tensors": "keys"}
+    for rules in ((first, tail, KIVI), (tail, sinks), ({**FP16, "tokens": [[20, 28]]}, sinks), (keys, tail, sinks)):
         assert lane(*rules).data_hash(model) is not None
     for rules in ((tail, KIVI), (first, KIVI), (sinks,), ({**Q8, "tokens": "first:16"}, tail, sinks)):
         assert lane(*rules).data_hash(model) is None
