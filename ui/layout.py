@@ -272,7 +272,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, places: tuple[StudyPlace, DecideP
         shown, message, learn, form = visited(kept, request)
         form = restore_form(draft) or linked_form(dict(request.query_params)) or form
         stage = stage_html(None) if shown is None and not OTHERS & set(request.query_params) else gr.skip()
-        return [message, stage, *learn, *form]
+        return [message, stage, *learn, *listed(kept), *form]
 
     def leave(request: gr.Request) -> None:
         for job in (RUN, TRAINING, MEASURING, LOOKING, ACTING):
@@ -285,6 +285,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, places: tuple[StudyPlace, DecideP
         page.cards.stage,
         page.learn.at,
         *page.learn.outputs,
+        *page.past.outputs,
         *form_outputs(page.setup, page.lanes),
     ]
     # The run by itself: what shows it is asked for at once, not after the browser has filled the whole form.
@@ -295,6 +296,5 @@ def _wire_visit(blocks: gr.Blocks, page: Page, places: tuple[StudyPlace, DecideP
     filled(wire_visit(places[0], arrived), "study-left")
     filled(places[1].wire_visit(arrived), "decide-left")
     blocks.load(None, None, None, js=PAGE_JS)
-    blocks.load(listed, page.past.kept, page.past.outputs, **SWIFT)
     blocks.unload(leave)
     page.launch.run.click(None, None, None, js=TO_ANSWERS, **SWIFT)

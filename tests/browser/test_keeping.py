@@ -9,7 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 
 from tests.browser.conftest import visits
 from tests.browser.pages import VIEWS, open_view, run, unfold
-from ui.panels.history import remember
+from ui.panels.history import listed, remember
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 
@@ -152,6 +152,39 @@ def test_a_run_that_another_tab_lists_while_this_one_keeps_its_own_is_not_lost(t
     free.set()
     for page in two_tabs:
         lists(page, "In the second tab", "In the first tab")
+
+
+# As long as window.late is set no other tab is heard: as in a page whose scripts are still on their way.
+DEAF = """window.late = true;
+window.BroadcastChannel = class extends BroadcastChannel {
+  set onmessage(hear) { super.onmessage = (event) => window.late || hear(event); }
+}"""
+
+
+def test_a_run_that_joins_the_list_while_a_tab_is_on_its_way_is_not_lost(quick, browser, monkeypatch):
+    comes, read, free = Event(), Event(), Event()
+
+    def slowly(kept, *args):
+        found = listed(kept, *args)
+        if comes.is_set():
+            comes.clear()
+            read.set()
+            free.wait(60)
+        return found
+
+    monkeypatch.setattr("ui.layout.listed", slowly)
+    with visits(browser, reads_console=False) as visit:
+        first = visit(f"{quick}/?preset=first-look")
+        comes.set()
+        second = first.context.new_page()
+        second.add_init_script(DEAF)
+        second.goto(f"{quick}/?preset=first-look")
+        assert read.wait(60)
+        asks(first, "While the other one came")
+        lists(first, "While the other one came")
+        second.evaluate("window.late = false")
+        free.set()
+        lists(second, "While the other one came")
 
 
 def test_a_name_that_is_typed_goes_on_when_a_run_joins_the_list(quick, open_page, engine):

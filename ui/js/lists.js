@@ -1,16 +1,33 @@
   // Each tab holds the whole of a list that the browser keeps: what changes in one is told to the others, which would
   // write over it else. told: hands on what another tab did. So may two answers of the server that are under way at once,
-  // one of them to what another tab did: what goes without having been forgotten is put back where it was.
-  const listOfTabs = (name, told) => {
+  // one of them to what another tab did: what goes without having been forgotten is put back where it was. What another
+  // tab did while this page was on its way is told, and asked for, once the page is there: its list was read long before.
+  const listOfTabs = (name, form, told) => {
     const channel = new BroadcastChannel(`kvq-${name}`);
     let known = new Map(); // id -> entry, as text
     const forgotten = new Set();
-    channel.onmessage = ({ data }) => {
-      for (const id of data.gone) forgotten.add(id);
-      const put = data.put.filter((entry) => known.get(entry.id) !== JSON.stringify(entry));
-      const gone = data.gone.filter((id) => known.has(id));
+    let early = []; // until the form is filled, which is the last of a page to come
+    const me = Math.random();
+    const hear = ({ to = me, put: theirs, gone: without }) => {
+      if (to !== me) return;
+      for (const id of without) forgotten.add(id);
+      const put = theirs.filter((entry) => known.get(entry.id) !== JSON.stringify(entry));
+      const gone = without.filter((id) => known.has(id));
       if (put.length + gone.length) told({ put, gone });
     };
+    channel.onmessage = ({ data }) => {
+      if (!data.from) return early ? early.push(data) : hear(data);
+      channel.postMessage({ to: data.from, put: [...known.values()].map((entry) => JSON.parse(entry)), gone: [] });
+    };
+    const there = () => {
+      if (!early || !window.kvqVisit?.isFilled(form)) return;
+      const heard = early;
+      early = null;
+      heard.forEach(hear);
+      channel.postMessage({ from: me });
+    };
+    document.addEventListener("kvq-filled", there);
+    there();
     const changed = (entries, most) => {
       const now = new Map((entries ?? []).map((entry) => [entry.id, JSON.stringify(entry)]));
       for (const id of now.keys()) forgotten.delete(id);
@@ -28,7 +45,10 @@
   };
   const tells = (box) => (told) => write(box, JSON.stringify({ ...told, at: performance.now() }));
   const toldRun = tells("#history-told");
-  const lists = { runs: listOfTabs("runs", toldRun), studies: listOfTabs("studies", tells("#study-told")) };
+  const lists = {
+    runs: listOfTabs("runs", "left", toldRun),
+    studies: listOfTabs("studies", "study-left", tells("#study-told")),
+  };
 
   // Runs are named where they are listed. A run that joins the list writes it anew, into the elements that are there: the
   // name that is being typed moves on with its run.

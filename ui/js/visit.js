@@ -164,6 +164,7 @@
   };
   watch();
 
-  window.kvqVisit = { fill, focus, follow, keep, remember, write };
+  const isFilled = (form) => !filling.has(form);
+  window.kvqVisit = { fill, focus, follow, isFilled, keep, remember, write };
   return [kept, restored];
 }
