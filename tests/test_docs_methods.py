@@ -32,6 +32,7 @@ def test_every_member_of_the_contract_has_its_row(cls):
     assert sorted(re.findall(r"^\| `(\w+)` \|", part, re.M)) == sorted(public(cls))
 
 
+@pytest.mark.long("programs", sample=0)
 @pytest.mark.real_model
 def test_the_example_method_works_as_its_page_says(tmp_path):
     """The page's files in a copy of the project, its commands one after the other."""

@@ -43,6 +43,7 @@ def page(acting, browser) -> Iterator:
         yield opened(visit, acting)
 
 
+@pytest.mark.long("journey", sample=0)
 def test_a_lane_is_tried_by_the_keyboard_joins_the_run_says_what_changed_and_is_undone(page, acting, engine, open_page):
     page.locator("#act-lane").select_option(label="KIVI")
     page.wait_for_function("document.querySelector('#act-lane')?.selectedOptions[0].text === 'KIVI'")
@@ -170,6 +171,7 @@ def test_a_point_opens_its_lanes_card_and_a_figure_is_taken_away_by_its_menu(pag
     assert menu.locator("[data-take=embed]").text_content() == "Copy embed code"
 
 
+@pytest.mark.long("journey", sample=1)
 @pytest.mark.parametrize(
     ("view", "figure"), [("Rate–distortion", "rate-flips"), ("Text", "kld-strips"), ("Where", "channels-key")]
 )

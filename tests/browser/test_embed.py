@@ -70,6 +70,7 @@ def framed(browser, tmp_path, view: str, scheme: str, width: int, at: dict[str, 
     context.close()
 
 
+@pytest.mark.long("journey", sample=1)
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_words_in_a_frame_are_tinted_named_and_said_one_by_one(browser, tmp_path, scheme, width):
     record, arrays = packaged_store().load(RUN)
@@ -102,6 +103,7 @@ def test_words_in_a_frame_are_tinted_named_and_said_one_by_one(browser, tmp_path
         assert not inside.locator(".replay").is_visible()
 
 
+@pytest.mark.long("journey", sample=1)
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_the_replay_in_a_frame_plays_pauses_and_follows_keys(browser, tmp_path, scheme, width):
     record, arrays = packaged_store().load(RUN)

@@ -159,6 +159,7 @@ def test_a_link_looks_at_the_view_and_the_selection_it_was_copied_with(quick, op
     page.wait_for_selector(VIEWS["Verdicts"])
 
 
+@pytest.mark.long("journey", sample=1)
 @pytest.mark.parametrize(("asked", "wait"), [("preset=first-look", "#lane-row-0"), (f"run={RECORD.id}", "#answer h1")])
 def test_a_page_has_one_heading_above_all_others(quick, open_page, asked, wait):
     page = open_page(f"{quick}/?{asked}")

@@ -133,6 +133,7 @@ def test_two_tabs_keep_one_list_of_runs(two_tabs):
     lists(first, "Baseline")
 
 
+@pytest.mark.long("journey", sample=0)
 def test_a_run_that_another_tab_lists_while_this_one_keeps_its_own_is_not_lost(two_tabs, monkeypatch):
     first, second = two_tabs
     began, free = Event(), Event()
@@ -161,6 +162,7 @@ window.BroadcastChannel = class extends BroadcastChannel {
 }"""
 
 
+@pytest.mark.long("journey", sample=0)
 def test_a_run_that_joins_the_list_while_a_tab_is_on_its_way_is_not_lost(quick, browser, monkeypatch):
     comes, read, free = Event(), Event(), Event()
 
@@ -187,6 +189,7 @@ def test_a_run_that_joins_the_list_while_a_tab_is_on_its_way_is_not_lost(quick, 
         lists(second, "While the other one came")
 
 
+@pytest.mark.long("journey", sample=0)
 def test_a_name_that_is_typed_goes_on_when_a_run_joins_the_list(quick, open_page, engine):
     page = open_page(f"{quick}/?preset=first-look")
     page.wait_for_selector("#lane-row-3")

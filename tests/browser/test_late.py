@@ -74,6 +74,7 @@ def test_the_next_worst_is_not_taken_back(page):
     assert page.locator(".along-why").inner_text().startswith("3rd worst")
 
 
+@pytest.mark.long("journey", sample=0)
 def test_of_several_picks_each_holds(page):
     page.evaluate(PICKS, [{"layer": 1}, {"token": 5}, {"head": 2}, {"token": 6}])
     page.wait_for_function(f"{PICKERS}.join() == '1,2,6'", timeout=20_000)
@@ -130,6 +131,7 @@ def test_back_and_forth_ends_where_one_is(page):
     )
 
 
+@pytest.mark.long("journey", sample=0)
 def test_the_run_of_an_empty_page_does_not_come_over_one_that_was_begun(quick, engine, open_page, monkeypatch):
     draw, drawn, free = layout.finished_cards, threading.Event(), threading.Event()
 

@@ -63,6 +63,7 @@ def test_a_lane_that_is_undone_while_another_is_computed_stays_undone(page, engi
     assert page.locator("#act-tried [data-tried]").count() == 1
 
 
+@pytest.mark.long("journey", sample=0)
 def test_a_lane_that_joins_comes_not_over_another_run(page, engine):
     tries(page, engine)
     unfold(page)

@@ -52,6 +52,7 @@ def page(quick, open_page):
     return page
 
 
+@pytest.mark.long("journey", sample=0)
 def test_nobody_writes_in_a_form_before_it_is_filled(quick, page, hold):
     linked = hold(layout, "linked_form")
     other = page.context.new_page()
@@ -63,6 +64,7 @@ def test_nobody_writes_in_a_form_before_it_is_filled(quick, page, hold):
     other.close()
 
 
+@pytest.mark.long("journey", sample=0)
 def test_nobody_writes_in_a_form_that_a_preset_fills_and_the_focus_stays(page, hold):
     preset = hold(filling, "preset")
     chip = page.locator(".chip-button").nth(1)
@@ -78,6 +80,7 @@ def test_nobody_writes_in_a_form_that_a_preset_fills_and_the_focus_stays(page, h
     page.wait_for_function("name => document.activeElement.id === name", arg=name)
 
 
+@pytest.mark.long("journey", sample=0)
 def test_a_picker_that_is_left_fills_nothing(page):
     more, lanes = page.get_by_label("More presets"), page.locator("#bundle input")
     before = page.locator("#prompt textarea").input_value()
@@ -98,6 +101,7 @@ def test_a_picker_that_is_left_fills_nothing(page):
     page.wait_for_function(f"rows => JSON.stringify({LABELS}) !== rows", arg=json.dumps(rows, separators=(",", ":")))
 
 
+@pytest.mark.long("journey", sample=0)
 def test_lanes_that_are_changed_at_once_are_all_changed(page, hold):
     page.locator("#lane-row-0").click()
     page.wait_for_selector("#in-lane-label")
@@ -129,6 +133,7 @@ def test_run_waits_for_what_was_changed_in_a_lane(page, hold):
     page.wait_for_function("document.querySelector('#card-1')?.innerText.includes('In the run')")
 
 
+@pytest.mark.long("journey", sample=0)
 def test_what_is_changed_while_another_editor_comes_stands_in_it(page, hold):
     page.locator("#lane-row-0").click()
     page.wait_for_selector("#in-lane-label")
@@ -167,6 +172,7 @@ def test_what_is_typed_goes_on_in_an_editor_that_came_anew(page, hold):
         page.wait_for_function(said, arg=f"group {before}{then}")
 
 
+@pytest.mark.long("journey", sample=0)
 def test_changes_of_a_lane_stay_out_of_the_form_that_a_preset_fills(page):
     page.locator("#lane-row-0").click()
     page.wait_for_selector("#in-lane-label")

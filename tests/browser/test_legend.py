@@ -167,6 +167,7 @@ def test_of_many_lanes_one_more_is_drawn_in_place_of_the_last(store_folder, serv
     assert page.locator("#cards .answer").count() == 9
 
 
+@pytest.mark.long("journey", sample=0)
 def test_the_worst_tokens_are_of_lanes_that_are_on(quick, open_page):
     record, arrays = SHIPPED
     worst = sorted(range(len(record.lanes)), key=lambda at: -float(arrays[f"lane/{at}/kld"].mean()))

@@ -31,6 +31,7 @@ def form(request, quick, browser) -> Iterator:
         yield page
 
 
+@pytest.mark.long("journey", sample=0)
 def test_it_shows_eight_and_folds_the_others_until_they_are_searched(form):
     assert form.evaluate(IN_SIGHT) == [] and not form.locator(SEARCH).is_visible()
     form.locator(PICKER).click()
@@ -76,6 +77,7 @@ def test_a_method_is_found_and_chosen_by_the_keyboard_alone(form):
     assert form.evaluate(SAYS, "Per channel") and not form.locator(SEARCH).is_visible()
 
 
+@pytest.mark.long("journey", sample=0)
 def test_a_choice_changes_its_lane_alone_and_the_same_again_nothing(form):
     first, *others = form.evaluate(LANES)
     choose_method(form, "GEAR")

@@ -148,6 +148,7 @@ def test_the_scale_above_the_answers_follows_what_colours_them(reading):
     assert "KLD" not in page.locator("#toolbar .legend").inner_text()
 
 
+@pytest.mark.long("journey", sample=0)
 def test_every_view_says_the_lanes_once(reading):
     page = reading
     for name in ("Where", "Rate–distortion", "Query subspace"):

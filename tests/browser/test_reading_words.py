@@ -118,6 +118,7 @@ def test_the_answer_is_replayed_by_keys_and_pauses_where_it_is(quick, open_page)
     assert serious(page) == []
 
 
+@pytest.mark.long("journey", sample=0)
 def test_the_lane_whose_words_are_shown_is_switched_on(quick, open_page):
     worst = sorted(range(len(RECORD.lanes)), key=lambda at: -float(ARRAYS[f"lane/{at}/kld"].mean()))
     page = open_page(f"{quick}/?run={RECORD.id}&view=attention&off={worst[0]}", reading=True)
@@ -133,6 +134,7 @@ def test_the_lane_whose_words_are_shown_is_switched_on(quick, open_page):
     assert RECORD.lanes[worst[2]].label in page.locator(".reading-said").inner_text()
 
 
+@pytest.mark.long("journey", sample=0)
 def test_the_score_map_ends_with_the_two_figures_beside_it(quick, open_page):
     page = open_page(f"{quick}/?run={RECORD.id}&view=damage&at={LAYER}.{HEAD}.{STEP + 1}", reading=True)
     for name in ("score-map", "sinks"):
@@ -154,6 +156,7 @@ def test_a_colour_bar_stays_where_the_address_goes_on_and_its_figure_does_not(qu
         assert len(drawn.convert("RGB").getcolors(10_000)) > 40
 
 
+@pytest.mark.long("journey", sample=1)
 @pytest.mark.parametrize("width", [1280, 390])
 def test_rows_keep_their_height_while_the_answer_is_replayed(quick, open_page, width):
     page = opened(open_page, quick, STEP + 1, width)
@@ -168,6 +171,7 @@ def test_rows_keep_their_height_while_the_answer_is_replayed(quick, open_page, w
     assert page.locator(".replay-rows").evaluate("rows => rows.scrollWidth <= rows.clientWidth")
 
 
+@pytest.mark.long("journey", sample=1)
 @pytest.mark.parametrize("view", ["words", "replay"])
 def test_the_code_of_words_and_replay_shows_elsewhere_what_is_shown_here(quick, open_page, view):
     page = opened(open_page, quick, STEP + 1)
@@ -198,6 +202,7 @@ def test_the_code_of_words_and_replay_shows_elsewhere_what_is_shown_here(quick, 
     assert abs(alone.evaluate("document.documentElement.offsetHeight") - height) < 4, "nothing of it is cut"
 
 
+@pytest.mark.long("journey", sample=1)
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
 def test_words_and_replay_are_taken_away_as_pictures(quick, open_page, width, theme):
     page = opened(open_page, quick, STEP + 1, width, theme)
@@ -249,6 +254,7 @@ def test_the_view_of_words_is_taken_away_whole(quick, open_page):
     assert taken == [f"{RECORD.id}-words.svg", f"{RECORD.id}-replay.svg"]
 
 
+@pytest.mark.long("journey", sample=0)
 def test_words_that_were_marked_are_not_brushed_again_by_the_next_click(quick, open_page):
     page = opened_along(open_page, f"{quick}/?run={RECORD.id}")
     ends = page.locator("#card-0 .tokens:visible")

@@ -36,6 +36,7 @@ def whole(page, count: int) -> None:
     assert "run=" in page.locator("#share textarea").input_value()
 
 
+@pytest.mark.long("journey", sample=0)
 def test_a_run_with_lanes_after_one_without_is_shown_whole(quick, open_page):
     page = open_page(quick)
     lanes(page, 0)

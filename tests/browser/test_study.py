@@ -34,6 +34,7 @@ def status(page, words: str) -> None:
     )
 
 
+@pytest.mark.long("journey", sample=0)
 def test_a_file_is_studied_cancelled_gone_on_with_opened_and_shared(server, browser):
     with visits(browser, reads_console=False) as visit:  # the page is left for the run of a cell
         journey(server, visit)

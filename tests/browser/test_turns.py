@@ -31,6 +31,7 @@ def read_by_server(page, talk: list[tuple[str, str]]) -> None:
     raise AssertionError(f"The server has read {messages}.")
 
 
+@pytest.mark.long("journey", sample=1)
 @pytest.mark.parametrize("seen", [(1280, "light"), (390, "dark")])
 def test_turns_are_added_edited_removed_and_pasted(quick, browser, seen):
     width, theme = seen

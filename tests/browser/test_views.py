@@ -87,6 +87,7 @@ def test_of_many_lanes_those_chosen_in_the_table_are_drawn(many, server, open_pa
     page.wait_for_function("document.querySelectorAll('#cards .answer').length == 9")
 
 
+@pytest.mark.long("journey", sample=0)
 def test_every_view_of_a_stored_run_opens_on_a_phone_in_the_dark(stored, server, open_page):
     page = open_page(f"{server}/?run={stored}&__theme=dark", width=390)
     page.wait_for_selector(VIEWS["Verdicts"])

@@ -3,6 +3,10 @@
 A sample is fewer inputs where the test itself asks ``whole``, or as many of its cases as its mark tells, which may be
 none: conftest.py leaves out the others.
 
+Of two of them everything runs wherever a change is to land (.ci/run), because they are about whole ways through the
+project, though few: ``journey`` through the page, ``programs`` beside it, in processes of their own, and long runs of
+real models.
+
 ``make test-long`` writes what came of it, with the day and a hash of the sources, into benchmarks/campaigns.json: only
 where every campaign ran whole and passed. ``CAMPAIGN=kill``, or several names, runs and writes these alone; what stands
 there of the others stays.
@@ -42,8 +46,10 @@ CAMPAIGNS = {
     "interpret": ("kernels/kvq_kernels", "tests/kernels", "tests/triton"),
     "combine": ("kvq_core", "kernels/kvq_kernels", "tests/support", "tests/core"),
     "page": ("app.py", "ui", "kvq_core", "tests/browser"),
+    "journey": ("app.py", "ui", "kvq_core", "tests/browser"),
+    "programs": ("kvq_core", "ui", "tests/support", "tests/core", "tests/ui"),
 }
-NEVER_WHOLE = {"engine", "interpret", "page"}  # campaigns of which no result has been kept yet
+NEVER_WHOLE = {"engine", "interpret", "page", "journey", "programs"}  # campaigns of which no result has been kept yet
 _SOURCES = {".py", ".js", ".css", ".toml"}
 _TIMES = 100  # as many inputs as a sample has
 

@@ -272,6 +272,7 @@ def test_the_stored_board_is_printed(capsys, tmp_path, monkeypatch, shipped):
     assert "SQuat (arXiv:2503.24358)" in out and "InnerQ" not in out
 
 
+@pytest.mark.long("programs", sample=0)
 def test_measuring_stores_and_prints(capsys, tmp_path, monkeypatch, small_board, smollm):
     monkeypatch.setenv("KVQ_HOME", str(tmp_path))
     monkeypatch.setattr("kvq_core.claims.measure_board", lambda *_: small_board)

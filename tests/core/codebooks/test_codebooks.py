@@ -171,6 +171,7 @@ def test_the_command(home, capsys):
     assert status == 0 and not book.path.exists()
 
 
+@pytest.mark.long("programs", sample=0)
 @pytest.mark.slow
 def test_an_interrupted_command_says_what_to_do(home, capsys, monkeypatch, model):
     def stop(*_: object) -> None:

@@ -115,6 +115,7 @@ def drawn_turns(data: st.DataObject) -> list[tuple[list[int], bool]]:
     ]
 
 
+@pytest.mark.long("programs", sample=0)
 @pytest.mark.slow
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data())

@@ -111,6 +111,7 @@ def test_a_lane_alone_is_a_lane_among_others_to_the_bit(name: str) -> None:
         assert alone.decode.states[0].token_ids == together.decode.states[index].token_ids
 
 
+@pytest.mark.long("programs", sample=0)
 @pytest.mark.slow
 @pytest.mark.real_model
 def test_so_it_is_on_a_real_model_where_every_other_order_is_another_figure() -> None:

@@ -144,6 +144,7 @@ def test_the_table_tells_flips_and_where_a_text_parts_from_the_references() -> N
     ]
 
 
+@pytest.mark.long("programs", sample=0)
 @pytest.mark.slow
 @pytest.mark.real_model
 def test_the_bundled_gguf_under_two_pairs_of_types(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

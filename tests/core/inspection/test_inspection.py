@@ -137,6 +137,7 @@ def test_what_is_published_is_told_of_its_family(name: str, families: set[str]) 
     assert all("(" in said and said.split(": ")[0] in families for said in known_of(name))
 
 
+@pytest.mark.long("programs", sample=0)
 def test_the_layers_it_names_are_those_whose_exemption_helps(second_model: str) -> None:
     """Keys and values per token at 3 bits ruin the second model; with the named layers in fp16 they do not."""
     model = load(second_model)

@@ -211,7 +211,7 @@ metric_list: [{{metric: acc}}]
 """
 
 
-@pytest.mark.long("combine", sample=1)
+@pytest.mark.long("programs", sample=0)
 @pytest.mark.slow
 def test_its_command_line_runs_a_task_of_a_local_file(
     known: type, small: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -92,6 +92,7 @@ def test_a_run_cancelled_while_it_encodes_takes_no_cores_from_later_ones(smollm,
     assert torch.get_num_threads() == elsewhere(torch.get_num_threads) == CORES
 
 
+@pytest.mark.long("programs", sample=0)
 def test_runs_at_once_give_what_they_give_alone(smollm, cores: None) -> None:
     specs = [
         parse_spec({"prompt": text * 3, "max_new_tokens": 8, "ignore_eos": True, "lanes": LANES})

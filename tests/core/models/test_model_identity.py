@@ -177,6 +177,7 @@ def test_models_of_the_hub_are_told_apart_by_their_commits(tmp_path, monkeypatch
     assert len({model.model_hash for model in (one, other, older)}) == 3
 
 
+@pytest.mark.long("programs", sample=0)
 @pytest.mark.slow
 def test_the_bundled_model_is_converted_into_what_the_shipped_runs_are_of(tmp_path, real_model) -> None:
     """Its ids stand in records and codebooks: another converter must not make another model of it."""

@@ -51,12 +51,14 @@ def check(spec: ComparisonSpec, budget: float) -> None:
     assert met >= len(spec.lanes) // 2
 
 
+@pytest.mark.long("programs", sample=1)
 @pytest.mark.real_model
 @pytest.mark.parametrize("budget", [4.5, 6.0])
 def test_lanes_store_the_budget_they_are_solved_for(budget: float) -> None:
     check(solved(budget), budget)
 
 
+@pytest.mark.long("programs", sample=0)
 def test_lanes_are_solved_for_the_shape_of_another_model(second_model) -> None:
     spec = solved(4.5, model=second_model, prompt=WORDS * 8)
     assert cache_at(spec).shape == load(second_model).shape

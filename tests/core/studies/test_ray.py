@@ -38,7 +38,7 @@ def test_a_store_in_memory_is_refused(model, monkeypatch):
         run_plan(plan(parse_study(study_data(model, 1))), open_store("memory://ray"), executor=RayActors())
 
 
-@pytest.mark.long("kill", sample=1)
+@pytest.mark.long("programs", sample=0)
 def test_two_nodes_give_what_one_process_gives_though_one_is_lost(tmp_path, monkeypatch):
     import ray
     from ray.cluster_utils import Cluster

@@ -102,7 +102,7 @@ def test_shards_meet_in_one_store_though_one_was_killed(model, tmp_path, monkeyp
 
 # Twice in some fifty times, on a busy machine, the first of these ended with status 0; why is not known.
 @pytest.mark.flaky(reruns=1)
-@pytest.mark.long("kill", sample=1)
+@pytest.mark.long("programs", sample=0)
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_ctrl_c_leaves_everything_usable_and_the_same_command_goes_on(model, store, tmp_path, workers):

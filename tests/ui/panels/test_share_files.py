@@ -89,6 +89,7 @@ def test_copy_boxes_and_the_page_beside_another_run_are_escaped(evil):
     assert EVIL in seen.text
 
 
+@pytest.mark.long("programs", sample=0)
 def test_the_command_computes_the_same_run_again(smollm, tmp_path):
     """Through a real shell, with a prompt that a shell could take apart."""
     spec = parse_spec(

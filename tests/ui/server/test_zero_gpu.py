@@ -40,6 +40,7 @@ def session(real_model, tmp_path_factory) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.long("programs", sample=0)
 def test_a_comparison_is_one_call_in_another_process(session):
     assert session["elsewhere"] == [True] and len(session["asked"]) == 1 and session["steps"] >= 5
     assert session["stored"] and session["reused"]
