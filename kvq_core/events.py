@@ -1,5 +1,6 @@
 """What a running comparison reports, in the order it happens."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -88,6 +89,15 @@ class Finished:
 
 
 Event = Loading | Prefill | Encoding | Filling | Step | Replaying | Summarizing | Finished
+
+
+def end_of(events: Iterable[Event]) -> Finished:
+    """The event that every run ends with."""
+    for event in events:
+        if isinstance(event, Finished):
+            return event
+    raise AssertionError("a run ends with Finished")
+
 
 STAGES = ("Prefill", "Encode", "Decode", "Measure")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvq_core.decision.plans import Candidate
 from kvq_core.decision.scores import VERSION, Sensitivity, id_of, keep, key, stored
 from kvq_core.errors import KvqError, MethodError, SpecError
-from kvq_core.events import Finished
+from kvq_core.events import end_of
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.record.fields import Record
@@ -108,10 +108,7 @@ def _spec(model: LoadedModel, prompt: StudyPrompt, **more: object) -> Comparison
 
 
 def _run(model: LoadedModel, spec: ComparisonSpec) -> Record:
-    for event in compare_on(model, spec):
-        if isinstance(event, Finished):
-            return event.record
-    raise AssertionError("a comparison ends with Finished")
+    return end_of(compare_on(model, spec)).record
 
 
 def _begun(model: LoadedModel, candidates: Sequence[Candidate]) -> Sensitivity:

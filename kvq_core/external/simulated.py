@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from kvq_core.errors import SpecError
-from kvq_core.events import Finished
+from kvq_core.events import end_of
 from kvq_core.external.llama_cpp import Types
 from kvq_core.methods import methods
 from kvq_core.models import LoadedModel
@@ -70,8 +70,7 @@ def _compared(
     prompt, continuation = (model.tokenizer.decode(part) for part in (ids, forced))
     asked = {"prompt": prompt, "continuation": continuation, "chat": False, "lanes": lanes}
     spec = parse_spec({**asked, "capture": {"detail": "off"}, "score_prompt": "none"})
-    *_, done = compare_on(model, spec)
-    assert isinstance(done, Finished)
+    done = end_of(compare_on(model, spec))
     reference = done.record.reference
     if (reference.prompt_token_ids, reference.token_ids) != (ids, forced):
         raise SpecError(

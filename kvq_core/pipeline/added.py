@@ -15,14 +15,14 @@ from torch import Tensor
 from kvq_core.engine.decode import Decode
 from kvq_core.engine.held import READINGS, Reading
 from kvq_core.engine.prefill import CHUNK
-from kvq_core.errors import SpecError, StoreError, excerpt
-from kvq_core.events import Event, Finished, Prefill
+from kvq_core.errors import SpecError, excerpt
+from kvq_core.events import Event, Prefill
 from kvq_core.logs import log_run
 from kvq_core.machine.memory import memory_errors_as_limits
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.assemble import assemble, id_of, place_of
 from kvq_core.pipeline.batch import GivenAnswer
-from kvq_core.pipeline.compare import save_finished, stored
+from kvq_core.pipeline.compare import kept_record, save_finished, stored
 from kvq_core.pipeline.loading import load_model
 from kvq_core.pipeline.prompt import script
 from kvq_core.pipeline.state import Run
@@ -39,13 +39,12 @@ def add_lane(run: Record | str, lane: Lane, store: Store | None = None) -> Recor
     The prompt is not read again where this process read it lately. Captures are off: maps are asked for one by one.
     Raises SpecError where the run cannot be followed here, StoreError where it, or the new one, cannot be kept.
     """
-    parent = run if isinstance(run, Record) else (store or open_store()).load(run)[0]
-    for event in adding(parent, [lane], store):
-        if isinstance(event, Finished):
-            if event.unkept:
-                raise StoreError(event.unkept)
-            return event.record
-    raise AssertionError("what is added ends with Finished")
+    return kept_record(adding(parent_of(run, store), [lane], store))
+
+
+def parent_of(run: Record | str, store: Store | None) -> Record:
+    """A finished run, which may be given by its id. Raises StoreError where the store does not hold it."""
+    return run if isinstance(run, Record) else (store or open_store()).load(run)[0]
 
 
 def adding(
@@ -84,13 +83,8 @@ def capture_lane(run: Record | str, label: str, store: Store | None = None) -> R
     """Look at one lane of a finished run, by its label, in every layer and head, and return the record of it, whose
     arrays a store holds: score maps, attention at more steps, key distributions. Its KLD stands beside the one that
     was recorded: the two differ by what another processor moves. Raises SpecError as ``add_lane`` does."""
-    parent = run if isinstance(run, Record) else (store or open_store()).load(run)[0]
-    for event in capturing(parent, index_of(parent, label), store):
-        if isinstance(event, Finished):
-            if event.unkept:
-                raise StoreError(event.unkept)
-            return event.record
-    raise AssertionError("what is captured ends with Finished")
+    parent = parent_of(run, store)
+    return kept_record(capturing(parent, index_of(parent, label), store))
 
 
 def capturing(

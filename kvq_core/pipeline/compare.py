@@ -1,13 +1,13 @@
 """One comparison from spec to record. The page, the CLI, the API and the tests all call this."""
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import suppress
 
 import torch
 
 from kvq_core.errors import StoreError
-from kvq_core.events import Event, Finished, Loading
+from kvq_core.events import Event, Finished, Loading, end_of
 from kvq_core.logs import log_error, log_run
 from kvq_core.machine.memory import memory_errors_as_limits
 from kvq_core.models import LoadedModel, identity_of, load, outline, prepare, with_model
@@ -26,12 +26,15 @@ def run(spec: ComparisonSpec, store: Store | None = None) -> Record:
 
     Raises StoreError where the store cannot keep the run.
     """
-    for event in compare(spec, store):
-        if isinstance(event, Finished):
-            if event.unkept:
-                raise StoreError(event.unkept)
-            return event.record
-    raise AssertionError("a comparison ends with Finished")
+    return kept_record(compare(spec, store))
+
+
+def kept_record(events: Iterable[Event]) -> Record:
+    """The record that a run of such events ends with. Raises StoreError where the store cannot keep it."""
+    finished = end_of(events)
+    if finished.unkept:
+        raise StoreError(finished.unkept)
+    return finished.record
 
 
 def compare(spec: ComparisonSpec, store: Store | None = None, owner: str = "") -> Generator[Event]:

@@ -19,22 +19,22 @@ from kvq_core.capture.replay import Replayed, replayed
 from kvq_core.engine.held import READINGS
 from kvq_core.engine.key_log import Place, Replay
 from kvq_core.engine.replaying import Divergences, follow, kit_of, log_of, stops_at
-from kvq_core.errors import LimitError, SpecError, StoreError
+from kvq_core.errors import LimitError, SpecError
 from kvq_core.events import Event, Finished, Replaying
 from kvq_core.logs import log_run
 from kvq_core.machine.memory import memory_errors_as_limits
 from kvq_core.metrics.fidelity import TOPK
 from kvq_core.models import LoadedModel
-from kvq_core.pipeline.added import Addition, check_followed
+from kvq_core.pipeline.added import Addition, check_followed, parent_of
 from kvq_core.pipeline.assemble import id_of, place_of
 from kvq_core.pipeline.batch import Batch
-from kvq_core.pipeline.compare import save_finished, stored
+from kvq_core.pipeline.compare import kept_record, save_finished, stored
 from kvq_core.pipeline.footprint import batches
 from kvq_core.pipeline.loading import load_model
 from kvq_core.pipeline.prompt import script
 from kvq_core.record.fields import CaptureInfo, LaneRecord, Record
 from kvq_core.spec import Capture, ComparisonSpec, Lane, parse_spec
-from kvq_core.store.store import Store, open_store
+from kvq_core.store.store import Store
 
 AGAIN = "its figures are those of run {run}; its maps were computed afterwards, in a batch that stopped at the layer"
 
@@ -45,15 +45,10 @@ def look_at(run: Record | str, layer: int, store: Store | None = None) -> Record
     layer's attention there stands beside the one that was recorded, and of the last layer, whose passes come to the
     logits, the KLD. Raises SpecError as ``add_lane`` does, and for a
     layer that the model has not."""
-    parent = run if isinstance(run, Record) else (store or open_store()).load(run)[0]
+    parent = parent_of(run, store)
     lanes = [at for at, lane in enumerate(parent.lanes) if lane.status == "done"]
     found = look_held(parent, lanes, layer, store)
-    for event in [found] if found is not None else looking_at(parent, lanes, layer, store):
-        if isinstance(event, Finished):
-            if event.unkept:
-                raise StoreError(event.unkept)
-            return event.record
-    raise AssertionError("what is looked at ends with Finished")
+    return kept_record([found] if found is not None else looking_at(parent, lanes, layer, store))
 
 
 def held_maps(whole: Record, lanes: Sequence[int], layer: int) -> Replayed | None:

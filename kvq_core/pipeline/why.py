@@ -5,23 +5,20 @@ from collections.abc import Generator
 from kvq_core.analysis.causes import about_why, variants, why_lane
 from kvq_core.analysis.plans import shape_of
 from kvq_core.analysis.why import Kind, Why
-from kvq_core.events import Event, Finished
-from kvq_core.pipeline.added import adding, index_of, spec_of
+from kvq_core.events import Event, Finished, end_of
+from kvq_core.pipeline.added import adding, index_of, parent_of, spec_of
 from kvq_core.record.fields import Record
 from kvq_core.spec import ComparisonSpec, Lane, parse_spec
-from kvq_core.store.store import Store, open_store
+from kvq_core.store.store import Store
 
 
 def measure_why(run: Record | str, lane: str, store: Store | None = None) -> Why:
     """What the damage of a finished run's lane, by its label, comes from: a batch of up to seven lanes, on the run's
     prompt and answer and with no text of their own. Raises SpecError as ``add_lane`` does, and for a lane that is not
     there."""
-    parent = run if isinstance(run, Record) else (store or open_store()).load(run)[0]
+    parent = parent_of(run, store)
     at = index_of(parent, lane)
-    for event in asking_why(parent, at, store):
-        if isinstance(event, Finished):
-            return why_of(parent, at, event)
-    raise AssertionError("what is added ends with Finished")
+    return why_of(parent, at, end_of(asking_why(parent, at, store)))
 
 
 def asking_why(parent: Record, at: int, store: Store | None = None, owner: str = "") -> Generator[Event]:

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from kvq_core.errors import KvqError, ModelError, StoreError
-from kvq_core.events import Finished
+from kvq_core.events import end_of
 from kvq_core.models import available_models
 from kvq_core.pipeline.compare import compare
 from kvq_core.presets import FOLDER
@@ -110,7 +110,7 @@ def checked(plan: CellPlan, store: Store) -> Iterator[Checked]:
 def _compared(cell: Cell, known: Record, arrays: Arrays) -> Checked:
     """What of the followed text and of the lanes' KLD is another when the cell is computed again."""
     try:
-        fresh = next(event for event in compare(cell.spec) if isinstance(event, Finished))
+        fresh = end_of(compare(cell.spec))
     except KvqError as error:
         return Checked(cell.id, cell.prompt.id, None, str(error))
     if fresh.record.reference.token_ids != known.reference.token_ids:
