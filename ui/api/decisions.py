@@ -1,9 +1,7 @@
 """Advice and decisions for programs: the same forecast, limits, line and store as the page's."""
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 import gradio as gr
@@ -17,19 +15,18 @@ from kvq_core.models import available_models
 from kvq_core.sizing.fit import Fit, FitRequest, memory_of
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.studies.spec import parse_study
-from ui.api.refusals import demand
+from ui.api.refusals import demand, demand_prompts
 from ui.api.schemas import AdviceInfo, typed
+from ui.api.sessions import LONG_PACE_S, client_session, paced
 from ui.decide.going import Decisions, GoingDecision, Stage, waits
 from ui.decide.quote import DecisionQuote, admit, quote_spec, quote_study
 from ui.service.address import page_address
-from ui.service.admission import check_study_bytes
 from ui.service.one_line import one_line
 from ui.service.services import visitor
 from ui.study.going import Studies
 from ui.study.opening import demand_open, key_for
 from ui.study.watching import follow
 
-PACE_S = 0.5  # between two updates of a decision
 _OWN = {"model": str, "prompts": dict[str, Any], "study": str, "key": str, "layers": bool}
 
 if TYPE_CHECKING:
@@ -91,17 +88,11 @@ def _computing(studies: Studies, decisions: Decisions) -> tuple[Callable[..., An
                 in tokens and sequences; tolerance "close", "marginal", a mean KLD in nats, or "task:0.02"; engine, such
                 as "vllm"; layers, false to leave layers alone.
         """
-        session = f"{request.session_hash}/{secrets.token_hex(8)}"  # a client may ask several at once
-        try:
-            with one_line():
-                found = admit(await asyncio.to_thread(_quoted, question, studies))
-                going = decisions.begin(found, session, visitor(request))
-                async with aclosing(_told(going, studies, request)) as updates:
-                    async for update in updates:
-                        yield update
-                        await asyncio.sleep(PACE_S)
-        finally:
-            decisions.forget(session)
+        with client_session(request, decisions.forget) as session:
+            found = admit(await asyncio.to_thread(_quoted, question, studies))
+            going = decisions.begin(found, session, visitor(request))
+            async for update in paced(_told(going, studies, request), LONG_PACE_S):
+                yield update
 
     def estimate_decision(question: Question) -> DecisionForecastInfo:
         """Tell what a decision would take before it is begun: runs that are not stored yet, seconds, passes for layers,
@@ -217,9 +208,7 @@ def _quoted(question: Any, studies: Studies) -> DecisionQuote:
         return quote_study(studies.results.read(own["study"]), own["model"], asked, layers, studies.services)
     model = own["model"] or DEFAULT_MODEL
     source = parse_study({"model": model, "prompts": own["prompts"], "bundle": "deploy"}).prompts
-    if source.file is not None:
-        raise SpecError("prompts: the API takes no file; give texts or rows.")
-    check_study_bytes(len(source.model_dump_json().encode()))
+    demand_prompts(source)
     return quote_spec(study_for(model, source.read()[0], asked.engine), asked, layers, studies.services)
 
 

@@ -4,12 +4,9 @@ Types of parameters and results make the schemas that clients are shown, docstri
 comparison goes through the same line, limits and ``compare`` as the page's; closing the connection cancels it.
 """
 
-import asyncio
 import inspect
 import json
-import secrets
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 from typing import Any, cast, get_args
 
 import gradio as gr
@@ -38,6 +35,7 @@ from ui.api.schemas import (
     RunRecord,
     Spec,
 )
+from ui.api.sessions import RUN_PACE_S, client_session, paced
 from ui.api.stream import added_told, run_told
 from ui.api.studies import study_endpoints
 from ui.decide.going import Decisions
@@ -45,8 +43,6 @@ from ui.service.address import link
 from ui.service.one_line import one_line
 from ui.service.services import Services
 from ui.study.going import Studies
-
-PACE_S = 0.15  # between two updates of a stream
 
 
 def create_api(services: Services, studies: Studies, decisions: Decisions) -> None:
@@ -70,11 +66,9 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
                 gives complete examples. Optional: model, max_new_tokens,
                 system, continuation, temperature, seed and more; what is left out has its default.
         """
-        session = _session(request)
-        async for update in _streamed(
-            services, session, lambda: run_told(services, parse_spec(spec), session, request)
-        ):
-            yield update
+        with client_session(request, services.jobs.forget) as session:
+            async for update in paced(run_told(services, parse_spec(spec), session, request), RUN_PACE_S):
+                yield update
 
     async def add_lane(run: str, lane: LaneSpec, request: gr.Request, key: str = "") -> AsyncGenerator[Progress]:
         """Add one more quantized cache to a stored run: the reference's answer is followed again under it, and nothing
@@ -86,14 +80,10 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
             lane: The lane, as in the lanes of a comparison: {"label", "method", "knobs"}, or {"label", "rules"}.
             key: The key that came with the run's result; needed on a public instance while the run is not shared.
         """
-        session = _session(request)
-
-        def told() -> AsyncGenerator[Progress]:
+        with client_session(request, services.jobs.forget) as session:
             parent, asked = _opened(services, run, key)[0], parse_lane(lane, "lane")
-            return added_told(services, parent, asked, session, request)
-
-        async for update in _streamed(services, session, told):
-            yield update
+            async for update in paced(added_told(services, parent, asked, session, request), RUN_PACE_S):
+                yield update
 
     return compare, add_lane
 
@@ -125,25 +115,6 @@ def _estimating(services: Services) -> tuple[Callable[..., Any], ...]:
             )
 
     return (estimate,)
-
-
-def _session(request: gr.Request) -> str:
-    """A client may run several at once."""
-    return f"{request.session_hash}/{secrets.token_hex(8)}"
-
-
-async def _streamed(
-    services: Services, session: str, told: Callable[[], AsyncGenerator[Progress]]
-) -> AsyncGenerator[Progress]:
-    """What is told of a run, at a pace, until it ends or its client leaves."""
-    try:
-        with one_line():
-            async with aclosing(told()) as updates:
-                async for update in updates:
-                    yield update
-                    await asyncio.sleep(PACE_S)
-    finally:
-        services.jobs.forget(session)
 
 
 def _listing() -> tuple[Callable[..., Any], ...]:

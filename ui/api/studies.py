@@ -1,22 +1,20 @@
 """Studies for programs: the same plan, estimate, limits, line and store as the page's."""
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
 
 import gradio as gr
 
-from kvq_core.errors import KvqError, SpecError
+from kvq_core.errors import KvqError
 from kvq_core.spec import ComparisonSpec
 from kvq_core.studies.result import StudyResult
 from kvq_core.studies.rows import parquet
 from kvq_core.studies.spec import OF_A_PROMPT, StudySpec, parse_study
-from ui.api.refusals import demand
+from ui.api.refusals import demand, demand_prompts
 from ui.api.schemas import typed
+from ui.api.sessions import LONG_PACE_S, client_session, paced
 from ui.service.address import page_address
-from ui.service.admission import check_study_bytes
 from ui.service.line import LinePlace
 from ui.service.one_line import one_line
 from ui.service.services import visitor
@@ -25,8 +23,6 @@ from ui.study.going import Going, Studies, StudyStanding
 from ui.study.opening import demand_open, key_for, share
 from ui.study.quote import StudyQuote, admit, quote
 from ui.study.watching import follow
-
-PACE_S = 0.5  # between two updates of a study
 
 if TYPE_CHECKING:
     Study: TypeAlias = dict[str, Any]
@@ -93,17 +89,11 @@ def _computing(studies: Studies) -> tuple[Callable[..., Any], ...]:
                 "messages", "id", "group", "answer", "verifier", ...}) and suite (a name, with n and seed); lanes as
                 for compare, or bundle. Optional: models and all other fields of a comparison.
         """
-        session = f"{request.session_hash}/{secrets.token_hex(8)}"  # a client may run several at once
-        try:
-            with one_line():
-                found = await asyncio.to_thread(admit, _read(spec), services.store)
-                going = studies.begin(found.plan, session, visitor(request), found.cost)
-                async with aclosing(_told(going, studies, request)) as updates:
-                    async for update in updates:
-                        yield update
-                        await asyncio.sleep(PACE_S)
-        finally:
-            studies.forget(session)
+        with client_session(request, studies.forget) as session:
+            found = await asyncio.to_thread(admit, _read(spec), services.store)
+            going = studies.begin(found.plan, session, visitor(request), found.cost)
+            async for update in paced(_told(going, studies, request), LONG_PACE_S):
+                yield update
 
     def estimate_study(spec: Study) -> StudyForecast:
         """Tell what a study would take before it is run: cells, those that are not stored yet, seconds, bytes, and
@@ -167,9 +157,7 @@ def _sharing(studies: Studies) -> tuple[Callable[..., Any], ...]:
 def _read(data: Any) -> StudySpec:
     """Raises KvqError, also for prompts of a file: the machine is the server's."""
     spec = parse_study(data)
-    if spec.prompts.file is not None:
-        raise SpecError("prompts: the API takes no file; give texts or rows.")
-    check_study_bytes(len(spec.prompts.model_dump_json().encode()))
+    demand_prompts(spec.prompts)
     return spec
 
 
