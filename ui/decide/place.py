@@ -8,21 +8,21 @@ import gradio as gr
 
 from kvq_core.advice.decision import Decision, DecisionRequest, stored_decision
 from kvq_core.errors import KvqError
-from kvq_core.logs import log_error
 from ui.decide.asked import ANY, BITS, CACHE, LEAST, MEMORY, STUDY, DecideForm
 from ui.decide.cell import cell_html, picked
 from ui.decide.form import DecidePanel, choices, create_form, fits_of, form_of, wire_form
 from ui.decide.going import Decisions
 from ui.decide.quote import admit, quote_form
-from ui.decide.result import ResultPart, create_result, draw, hidden, link_html
+from ui.decide.result import ResultPart, create_result, draw, link_html
 from ui.decide.watching import DECIDE, updates
-from ui.html.status import line, notice, unexpected_error
+from ui.html.copying import remember_js
+from ui.html.status import line, notice
 from ui.service.address import page_address
 from ui.service.services import QUIET, SWIFT, visitor
 from ui.service.streams import with_empty_end
-from ui.study.opening import Results, demand_open, key_for, my_key, remember, share
+from ui.study.opening import Results, demand_open, is_private, key_for, my_key, remember, share
 
-REFUSED, NEXT = "This cannot start", "Check the link, or ask the three questions again."
+NEXT = "Check the link, or ask the three questions again."
 NO_TICKET: dict[str, Any] = {"number": None}
 WELCOME = (
     '<section class="card study-welcome"><h1>Three questions, one answer</h1><p>Which cache format to deploy for your '
@@ -32,12 +32,6 @@ WELCOME = (
     "say the same.</li><li><b>Layers</b> Where no lane will do, each layer is tried alone, and a policy of layers is "
     "verified.</li></ol></section>"
 )
-# The address bar says which decision is shown: no place of its own to come back to.
-FOLLOW_JS = """(html) => {
-  const field = new DOMParser().parseFromString(html || "", "text/html").querySelector("textarea");
-  const id = field && new URL(field.value.trim()).searchParams.get("decide");
-  if (id) window.kvqVisit?.remember("decide", id);
-}"""
 
 
 @dataclass
@@ -98,11 +92,8 @@ def _wire_start(place: DecidePlace) -> None:
         try:
             question = admit(quote_form(held, my_key(mine, held.study.strip()), place.results))
             going = place.decisions.begin(question, DECIDE.session(request), visitor(request))
-        except KvqError as error:
-            return [notice(REFUSED, str(error)), *[gr.skip()] * (len(outputs) - 1)]
         except Exception as error:
-            log_error("decision not begun", error)
-            return [notice(REFUSED, unexpected_error("Start")), *[gr.skip()] * (len(outputs) - 1)]
+            return [DECIDE.refusal(error), *[gr.skip()] * (len(outputs) - 1)]
         started = line("Starting", done=0.0)
         return ["", {"number": going.number}, held, started, *DECIDE.busy(), gr.update(visible=False), ""]
 
@@ -147,7 +138,7 @@ def _wire_result(place: DecidePlace) -> None:
         return [
             *draw(decision, services, place.results, page_address(request), _unkept(place, decision, request)),
             link,
-            gr.update(visible=hidden(services, study)),
+            gr.update(visible=is_private(services, study)),
             kept,
         ]
 
@@ -168,7 +159,7 @@ def _wire_result(place: DecidePlace) -> None:
     result.shown.change(show, [result.shown, place.mine], outputs, **QUIET, concurrency_limit=4)
     result.cell.pick.change(cell, [result.cell.pick, result.shown, place.mine], result.cell.words, **SWIFT)
     result.share.click(publish, [result.shown, place.mine], [result.link, result.private], **SWIFT)
-    result.link.change(None, result.link, None, js=FOLLOW_JS, **SWIFT)
+    result.link.change(None, result.link, None, js=remember_js("decide"), **SWIFT)
     place.mine.change(lambda mine: gr.update(choices=choices(mine)), place.mine, place.form.study, **SWIFT)
 
 

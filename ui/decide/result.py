@@ -7,7 +7,6 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.advice.decision import Decision
-from kvq_core.errors import KvqError
 from kvq_core.settings import settings
 from ui.decide.answer import answer_html, lanes_html, untested_html, worst_html
 from ui.decide.beside import beside_html
@@ -19,7 +18,7 @@ from ui.html.copying import COPY_JS, copy_box
 from ui.service.address import page_address
 from ui.service.services import Services
 from ui.study.files import download_updates
-from ui.study.opening import Results, is_open
+from ui.study.opening import Results
 from ui.views.view import Drawing, Slot, ViewPage, create_page, or_absent
 
 NOTE = "Mean over prompts with its 95 % interval; dotted: the front. Hollow: it cannot be the answer, a hover says why."
@@ -114,11 +113,3 @@ def _encoded(make: Made, decision: Decision, page: str) -> bytes:
 
 def link_html(id: str, request: gr.Request) -> str:
     return copy_box("Link of this decision", f"{page_address(request)}?decide={id}")
-
-
-def hidden(services: Services, study: str) -> bool:
-    """Whether only its maker can open a decision: it opens with its study."""
-    try:
-        return not is_open(services, study)
-    except KvqError:
-        return False

@@ -45,6 +45,15 @@ FOLLOW_JS = """(html) => {
 }"""
 
 
+def remember_js(name: str) -> str:
+    """The address bar says which ``name`` a box links to: no place of its own to come back to."""
+    return f"""(html) => {{
+  const field = new DOMParser().parseFromString(html || "", "text/html").querySelector("textarea");
+  const id = field && new URL(field.value.trim()).searchParams.get("{name}");
+  if (id) window.kvqVisit?.remember("{name}", id);
+}}"""
+
+
 def copy_box(title: str, text: str, lines: int = 1, follow: str = "") -> str:
     """A titled, read-only text with a button; ``follow`` is the query that stands for what it links to."""
     follows = f' data-follow="{safe(follow)}"' if follow else ""

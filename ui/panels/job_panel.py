@@ -8,7 +8,7 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from kvq_core.logs import log_error
-from ui.html.status import line, place_line, unexpected_error
+from ui.html.status import line, notice, place_line, unexpected_error
 from ui.service.jobs import Job, follow
 from ui.service.line import LinePlace
 from ui.service.services import Services
@@ -40,6 +40,27 @@ class JobPanel:
     def busy(self, label: str = "") -> list[Any]:
         """Updates of inputs and buttons while the job waits or goes on."""
         return [*[gr.update(interactive=False)] * self.inputs, *_buttons(label or self.working, True)]
+
+    def on_cancel(self, services: Services) -> Callable[[gr.Request], list[Any]]:
+        """A handler that drops the page's job: updates of status, inputs and buttons."""
+
+        def give_up(request: gr.Request) -> list[Any]:
+            services.jobs.forget(self.session(request))
+            return [self.cancelled_line(), *self.idle()]
+
+        return give_up
+
+    @property
+    def refused(self) -> str:
+        """The title of a notice that the job cannot begin."""
+        return f"This cannot {self.start.lower()}"
+
+    def refusal(self, error: Exception) -> str:
+        """Why the job did not begin, as a notice."""
+        if isinstance(error, KvqError):
+            return notice(self.refused, str(error))
+        log_error(f"{self.name} not begun", error)
+        return notice(self.refused, unexpected_error(self.start))
 
     async def updates(
         self, job: Job, services: Services, beside: int, show: Callable[[list[Any]], Iterable[list[Any]]]

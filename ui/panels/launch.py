@@ -21,7 +21,7 @@ from ui.form.setup_panel import Setup
 from ui.form.values import FIELDS, to_comparison
 from ui.html.escape import safe
 from ui.html.numbers import plural, seconds, size
-from ui.html.status import event_line, line, notice, place_line, unexpected_error
+from ui.html.status import event_line, line, notice, place_line
 from ui.panels.answers import AnswerCards, stage_html
 from ui.panels.job_panel import JobPanel
 from ui.panels.live_cards import LiveCards, Pacer
@@ -29,7 +29,6 @@ from ui.service.admission import Quote
 from ui.service.services import QUIET, SWIFT, Services, visitor
 from ui.service.streams import with_empty_end
 
-REFUSED = "This cannot run"
 RUN = JobPanel("run", "Run", "Running", ("Cancelled", "warn", None, "What had arrived stays below; nothing was saved."))
 WORKERS = 4  # presses of Run looked at together: each may wait for the model to be loaded, and Gradio's threads are few
 SOON_S = 1.0  # after which a press of Run that is still looked at is told why
@@ -65,11 +64,11 @@ def wire_estimate(panel: LaunchPanel, setup: Setup, lanes: LanesPanel, services:
         try:
             spec = to_comparison(dict(zip(FIELDS, fields, strict=True)), form_lanes, rest)
             quote = services.admission.quote(spec)
-            now = notice(REFUSED, quote.refusal) if quote.refusal else ""
+            now = notice(RUN.refused, quote.refusal) if quote.refusal else ""
             return [estimate_html(quote), now if said else gr.skip()]
         except KvqError as error:
             refused = f'<p class="warning refused">{safe(error)}</p>'
-            return [refused, notice(REFUSED, str(error)) if said else gr.skip()]
+            return [refused, notice(RUN.refused, str(error)) if said else gr.skip()]
         except Exception as error:
             log_error("estimate failed", error)
             return ['<p class="muted">No estimate.</p>', gr.skip()]
@@ -129,12 +128,8 @@ def wire_run(
                     status = ""
                     yield [gr.skip(), gr.skip(), told, gr.skip(), gr.skip(), *rest_of_them]
             job = await admitted
-        except KvqError as error:
-            yield [notice(REFUSED, str(error)), gr.skip(), status, *RUN.idle(), *rest_of_them]
-            return
         except Exception as error:
-            log_error("run not begun", error)
-            yield [notice(REFUSED, unexpected_error()), gr.skip(), status, *RUN.idle(), *rest_of_them]
+            yield [RUN.refusal(error), gr.skip(), status, *RUN.idle(), *rest_of_them]
             return
         on_page.shown = {"run": None}  # none is, until this one is over: no lane that is computed joins the one before
         start = {"id": job.ticket, "spec": spec.model_dump(mode="json")}
@@ -152,10 +147,6 @@ def wire_run(
         async for update in with_empty_end(stream(start, services)):
             yield update
 
-    def give_up(request: gr.Request) -> list[Any]:
-        services.jobs.forget(RUN.session(request))
-        return [RUN.cancelled_line(), *RUN.idle()]
-
     submitted = [
         panel.notice,
         panel.ticket,
@@ -170,7 +161,7 @@ def wire_run(
     gr.on([panel.run.click, setup["prompt"].submit], submit, form, submitted, **SWIFT)
     watched = [status, panel.run, panel.cancel, shown, panel.notice, cards.cards]
     panel.ticket.change(watch, panel.ticket, watched, **SWIFT, trigger_mode="multiple")
-    panel.cancel.click(give_up, None, [status, panel.run, panel.cancel], **SWIFT)
+    panel.cancel.click(RUN.on_cancel(services), None, [status, panel.run, panel.cancel], **SWIFT)
 
 
 async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[list[Any]]:

@@ -77,10 +77,6 @@ def wire_look(panel: LookPanel, setup: Setup, lanes: LanesPanel, estimate: gr.HT
         async for update in with_empty_end(stream(*asked, LOOKING.session(request), visitor(request), services)):
             yield update
 
-    def give_up(request: gr.Request) -> list[Any]:
-        services.jobs.forget(LOOKING.session(request))
-        return [LOOKING.cancelled_line(), *LOOKING.idle()]
-
     def add(raw: str, model: str, rest: dict[str, Any], form: list[dict[str, Any]]) -> list[Any]:
         found = kept_inspection(str(model or "").strip(), rest.get("revision"))
         number = (raw or "").partition(" ")[0]
@@ -93,7 +89,7 @@ def wire_look(panel: LookPanel, setup: Setup, lanes: LanesPanel, estimate: gr.HT
     gr.on(changed, show, [*form, panel.shown], shown, **QUIET, trigger_mode="always_last", concurrency_limit=2)
     looked = panel.look.click(work, form, panel.outputs, **SWIFT)
     looked.then(settle, [panel.found, *form], [panel.words, panel.shown], **SWIFT)
-    panel.cancel.click(give_up, None, [panel.status, panel.look, panel.cancel], **SWIFT)
+    panel.cancel.click(LOOKING.on_cancel(services), None, [panel.status, panel.look, panel.cancel], **SWIFT)
     panel.chosen.change(add, [panel.chosen, *form, lanes.lanes], lanes.outputs, **LANES)
 
 

@@ -88,10 +88,6 @@ def wire_training(panel: Trainer, setup: Setup, lanes: LanesPanel, services: Ser
             return [gr.skip(), notice("This cannot be trained", str(error)), *TRAINING.idle()]
         return [{"id": job.ticket}, place_line(*astuple(services.line.place(job.ticket))), *TRAINING.busy()]
 
-    def give_up(request: gr.Request) -> list[Any]:
-        services.jobs.forget(TRAINING.session(request))
-        return [TRAINING.cancelled_line(), *TRAINING.idle()]
-
     async def watch(start: dict[str, Any]) -> AsyncGenerator[list[Any]]:
         async for update in with_empty_end(stream(start, services)):
             yield update
@@ -104,7 +100,7 @@ def wire_training(panel: Trainer, setup: Setup, lanes: LanesPanel, services: Ser
     panel.train.click(submit, form, [panel.ticket, *told], **SWIFT)
     trained = panel.ticket.change(watch, panel.ticket, told, **SWIFT, trigger_mode="multiple")
     trained.then(again, form, panel.outputs, **SWIFT)
-    panel.cancel.click(give_up, None, told, **SWIFT)
+    panel.cancel.click(TRAINING.on_cancel(services), None, told, **SWIFT)
 
 
 def _found(services: Services, model: str, rest: dict[str, Any], lanes: list[LaneForm], budget: str) -> Offer | None:

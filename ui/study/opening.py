@@ -79,6 +79,14 @@ def is_open(services: Services, id: str) -> bool:
     return id.isalnum() and read_beside(services.store, _SHARED.format(id)) is not None
 
 
+def is_private(services: Services, id: str) -> bool:
+    """Whether only its maker can open a study, and the decisions that rest on it."""
+    try:
+        return not is_open(services, id)
+    except KvqError:
+        return False
+
+
 def share(services: Services, id: str, key: str) -> None:
     """Open a study for everybody who has its link. Raises StoreError for others than its maker."""
     if settings().public and not holds_key(services.store, id, key):

@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 import gradio as gr
 
-from kvq_core.errors import KvqError
 from kvq_core.studies.intervals import FEWEST
 from kvq_core.studies.pairs import PairedDifference
 from kvq_core.studies.result import StudyResult
@@ -23,7 +22,6 @@ from ui.html.study_tables import groups_table, lanes_table, tasks_table, tokens_
 from ui.service.address import page_address
 from ui.service.services import Services
 from ui.study.files import FILES, download_updates, name_of
-from ui.study.opening import is_open
 from ui.views.view import Drawing, Slot, ViewPage, create_page, or_absent
 from ui.words.study import study_words
 
@@ -219,14 +217,6 @@ def live_html(result: StudyResult) -> str:
 
 def link_html(id: str, request: gr.Request) -> str:
     return copy_box("Link of this study", f"{page_address(request)}?study={id}")
-
-
-def hidden(services: Services, id: str) -> bool:
-    """Whether only its maker can open a study."""
-    try:
-        return not is_open(services, id)
-    except KvqError:
-        return False
 
 
 def files_of(result: StudyResult, services: Services) -> list[Any]:

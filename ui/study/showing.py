@@ -12,9 +12,9 @@ from ui.html.status import notice
 from ui.service.services import QUIET, SWIFT
 from ui.service.streams import with_empty_end
 from ui.study.cell import OPENING, cell_html, choices, open_cell
-from ui.study.opening import key_for, mine_html, my_key, remember, share
+from ui.study.opening import is_private, key_for, mine_html, my_key, remember, share
 from ui.study.parts import StudyPlace
-from ui.study.results import draw, files_of, hidden, link_html
+from ui.study.results import draw, files_of, link_html
 
 StudyShown = dict[str, Any] | None
 GO_JS = "(query) => { if (query) location.assign(query); }"
@@ -31,7 +31,7 @@ def wire_shown(place: StudyPlace) -> None:
         kept = mine
         if shown.get("own"):
             kept = remember(mine, found, key_for(services, found.id))
-        closed = gr.update(visible=hidden(services, found.id))
+        closed = gr.update(visible=is_private(services, found.id))
         return [*files_of(found, services), closed, kept, mine_html(kept)]
 
     def drawn(shown: StudyShown, model: str | None) -> list[Any]:
@@ -84,15 +84,11 @@ def wire_cell(place: StudyPlace, history: gr.BrowserState) -> None:
             async for update in with_empty_end(opening):
                 yield update
 
-    def give_up(request: gr.Request) -> list[Any]:
-        services.jobs.forget(OPENING.session(request))
-        return [OPENING.cancelled_line(), *OPENING.idle()]
-
     cell.prompt.change(words, at, cell.words, **SWIFT)
     cell.pick.change(pick, [cell.pick, result.shown, result.model], cell.prompt, **SWIFT)
     told = [cell.status, cell.prompt, cell.open, cell.cancel]
     cell.open.click(open_it, [*at, history], [*told, history, cell.go], **SWIFT)
-    cell.cancel.click(give_up, None, told, **SWIFT)
+    cell.cancel.click(OPENING.on_cancel(services), None, told, **SWIFT)
     cell.go.change(None, cell.go, None, js=GO_JS, **SWIFT)
 
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.errors import KvqError
-from kvq_core.logs import log_error
 from kvq_core.studies.spec import StudySpec
-from ui.html.status import line, notice, unexpected_error
+from ui.html.copying import remember_js
+from ui.html.status import line
 from ui.service.services import SWIFT, visitor
 from ui.service.streams import with_empty_end
 from ui.study.asked import study_of
@@ -17,14 +16,6 @@ from ui.study.parts import StudyPlace
 from ui.study.quote import admit
 from ui.study.results import link_html
 from ui.study.watching import STUDY, updates
-
-REFUSED = "This cannot start"
-# The address bar says which study is shown: no place of its own to come back to.
-FOLLOW_JS = """(html) => {
-  const field = new DOMParser().parseFromString(html || "", "text/html").querySelector("textarea");
-  const id = field && new URL(field.value.trim()).searchParams.get("study");
-  if (id) window.kvqVisit?.remember("study", id);
-}"""
 
 
 def wire_start(place: StudyPlace) -> None:
@@ -42,11 +33,8 @@ def wire_start(place: StudyPlace) -> None:
         try:
             found = admit(spec(), studies.services.store)
             going = studies.begin(found.plan, STUDY.session(request), visitor(request), found.cost)
-        except KvqError as error:
-            return [notice(REFUSED, str(error)), *[gr.skip()] * (len(begun) - 1)]
         except Exception as error:
-            log_error("study not begun", error)
-            return [notice(REFUSED, unexpected_error("Start")), *[gr.skip()] * (len(begun) - 1)]
+            return [STUDY.refusal(error), *[gr.skip()] * (len(begun) - 1)]
         started = {"id": found.plan.id, "number": going.number}
         link = link_html(found.plan.id, request)
         return ["", started, line("Starting", done=0.0), *STUDY.busy(), gr.update(visible=False), link, ""]
@@ -68,4 +56,4 @@ def wire_start(place: StudyPlace) -> None:
     watched = [place.status, form.start, form.cancel, place.go_on, place.live, result.shown]
     place.ticket.change(watch, place.ticket, watched, **SWIFT, trigger_mode="multiple")
     form.cancel.click(stop, None, place.status, **SWIFT)
-    result.link.change(None, result.link, None, js=FOLLOW_JS, **SWIFT)
+    result.link.change(None, result.link, None, js=remember_js("study"), **SWIFT)
