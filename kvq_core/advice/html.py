@@ -6,7 +6,7 @@ from math import floor, log10
 
 from kvq_core.advice.grounds import Grounds
 from kvq_core.advice.layers_figure import layers_figure
-from kvq_core.advice.markdown import HEADER, address, cells, sections
+from kvq_core.advice.markdown import HEADER, address, cells, question, sections
 from kvq_core.advice.report import Advice, LaneCandidate
 from kvq_core.sizing.units import size_text
 
@@ -29,21 +29,16 @@ def as_html(found: Advice, grounds: Grounds | None = None, page: str | None = No
     parts += [_list("Warnings", found.warnings), _list("What would help", found.helps), _table(found.front)]
     parts += [_grounds(title, head, rows) for title, head, rows in sections(grounds)]
     parts.append("" if grounds is None else layers_figure(grounds))
-    parts += [_worst(found, page), _list("Not tested", found.untested), _paragraph(_asked(found))]
+    parts += [
+        _worst(found, page),
+        _list("Not tested", found.untested),
+        _paragraph(question(found, found.model, found.study)),
+    ]
     parts.append(_whole(page, decision))
     title = escape(f"Which KV cache for {found.model}")
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
     body = "\n".join(filter(None, parts))
     return f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body>\n{body}\n</body></html>\n'
-
-
-def _asked(found: Advice) -> str:
-    engine = f", {found.engine} {found.version}" if found.engine else ""
-    room = f", {found.room}" if found.room else ""
-    return (
-        f"{found.model}, {found.batch} x {found.context:,} tokens{room}{engine}; study {found.study}, {found.prompts} "
-        f"prompts; tolerated: {found.tolerance}."
-    )
 
 
 def _paragraph(text: str | None) -> str:

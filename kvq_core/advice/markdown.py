@@ -44,14 +44,19 @@ def cells(each: LaneCandidate) -> tuple[str, ...]:
     return f"{each.label}{front}{marks}", size_text(each.bytes, 3), mean, ends, fits, each.why_not or ""
 
 
-def _asked(found: Advice) -> str:
+def question(found: Advice, model: str, study: str) -> str:
+    """What was asked, with the names of model and study as the report writes them."""
     engine = f", {found.engine} {found.version}" if found.engine else ""
     room = f", {found.room}" if found.room else ""
     return (
-        f"{_escaped(found.model)}, {found.batch} x {found.context:,} tokens{room}{engine}; study `{found.study}`, "
-        f"{found.prompts} prompts; tolerated: {found.tolerance}. A star marks the front: no lane takes no more and "
-        "loses no more."
+        f"{model}, {found.batch} x {found.context:,} tokens{room}{engine}; study {study}, {found.prompts} prompts; "
+        f"tolerated: {found.tolerance}."
     )
+
+
+def _asked(found: Advice) -> str:
+    said = question(found, _escaped(found.model), f"`{found.study}`")
+    return f"{said} A star marks the front: no lane takes no more and loses no more."
 
 
 def _list(title: str, lines: Sequence[str]) -> str:
