@@ -16,8 +16,6 @@ LONG = """
     ui/html/theme.py: theme
     ui/layout.py: _wire_shown _wire_visit
     ui/panels/launch.py: wire_run
-    ui/panels/training.py: wire_training
-    ui/study/starting.py: wire_start
 """
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
