@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from benchmarks.page import serve
-from kvq_core.engine.held import READINGS
+from kvq_core.engine.prompt_memory import READINGS
 from kvq_core.models import load, with_model
 from kvq_core.pipeline.added import adding_on, spec_of
 from kvq_core.pipeline.compare import compare_on
-from kvq_core.pipeline.looked import held_maps, looking_on
+from kvq_core.pipeline.layer_look import held_maps, looking_on
 from kvq_core.presets import presets
 from kvq_core.spec import ComparisonSpec, Lane
 

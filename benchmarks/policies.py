@@ -24,10 +24,10 @@ import numpy as np
 import torch
 
 from benchmarks.measured import HERE, figures, keep
-from kvq_core.decision.offered import DeployedLane, deployed_lanes
-from kvq_core.decision.plans import FP16, Candidate, LayerPlan
+from kvq_core.decision.layer_plans import FP16, Candidate, LayerPlan
 from kvq_core.decision.scores import Sensitivity
 from kvq_core.decision.sensitivity import answer_of, identity, losses, losses_of_some, measured
+from kvq_core.decision.uniform_lanes import DeployedLane, deployed_lanes
 from kvq_core.decision.verify import WIN, VerifiedOffer, verification
 from kvq_core.models import LoadedModel, load
 from kvq_core.models.second import SECOND_MODEL

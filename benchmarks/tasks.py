@@ -24,7 +24,7 @@ from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel, load, second
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.studies.prompts import StudyPrompt
-from kvq_core.studies.suites import LEFT_OUT
+from kvq_core.studies.task_suites import LEFT_OUT
 from kvq_core.studies.tasks import SUITES, judge, suite
 
 HALF = 0.5  # of the answers right, below which a task is left out

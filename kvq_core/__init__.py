@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvq_core.packed import packed_cache
     from kvq_core.pipeline.added import add_lane, capture_lane
     from kvq_core.pipeline.compare import compare, run
-    from kvq_core.pipeline.looked import look_at
+    from kvq_core.pipeline.layer_look import look_at
     from kvq_core.pipeline.roundtrip import Roundtrip, roundtrip
     from kvq_core.pipeline.solved import parse_spec
     from kvq_core.pipeline.why import measure_why
@@ -44,7 +44,7 @@ _HOMES = {
     "packed": ("packed_cache",),
     "pipeline.added": ("add_lane", "capture_lane"),
     "pipeline.compare": ("compare", "run"),
-    "pipeline.looked": ("look_at",),
+    "pipeline.layer_look": ("look_at",),
     "pipeline.roundtrip": ("Roundtrip", "roundtrip"),
     "pipeline.solved": ("parse_spec",),
     "pipeline.why": ("measure_why",),

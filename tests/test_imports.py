@@ -85,12 +85,13 @@ ROOMS = {
 # of rooms that are open to the page in part, the modules it sees
 OPEN_TO_THE_PAGE = {
     "claims": {"board", "side_by_side"},
-    "decision": {"pasted", "plans", "scores", "verify"},
+    "decision": {"engine_flags", "layer_plans", "scores", "verify"},
     "inspection": {"fits", "look", "report", "rules"},
     "packed": {"gpus", "lanes", "slow"},
-    "pipeline": {"added", "estimate", "examples", "looked", "roundtrip", "solved", "timings", "why"},
+    "pipeline": {"added", "estimate", "examples", "layer_look", "roundtrip", "solved", "timings", "why"},
     "studies": set(
-        "cells estimate example executors intervals kept pairs prompts result rows sources spec study tasks".split()
+        "cells estimate example executors intervals pairs prompts result rows sources spec stored_plan study "
+        "tasks".split()
     ),
     "sizing": {"fit", "reserve", "units"},
     "training": {"offer"},

@@ -7,8 +7,8 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from ui.api.endpoints import create_api
-from ui.decide.going import Decisions
 from ui.decide.place import DecidePlace, create_decide
+from ui.decide.work import Decisions
 from ui.figures.base import canvas
 from ui.form.draft_panel import VISIT_JS, create_draft, restore_form, wire_draft
 from ui.form.filling import NEXT_FOR_A_LINK, form_of, form_outputs, from_preset, linked_form, looked_at, open_page
@@ -27,10 +27,10 @@ from ui.panels.differs import create_differs, wire_differs
 from ui.panels.first_sight import place_home
 from ui.panels.header import OTHERS, chip, create_header, markup
 from ui.panels.history import History, create_history, create_shared, listed, remember, wire_history
+from ui.panels.inspection import LOOKING, LookPanel, create_look, wire_look
 from ui.panels.instruments import Instruments, create_asked, create_instruments, show_instruments
 from ui.panels.launch import RUN, LaunchPanel, create_launch, wire_estimate, wire_run
 from ui.panels.learn import Learn, at_step, create_learn, place, show_step, show_step_of_run, step_number, wire_learn
-from ui.panels.look import LOOKING, LookPanel, create_look, wire_look
 from ui.panels.measure import MEASURING, create_measure
 from ui.panels.scorecard import Scorecard, create_scorecard, show_scorecard
 from ui.panels.share import SharePanel, create_share, show_share, wire_share
@@ -41,9 +41,9 @@ from ui.panels.welcome import home, welcome
 from ui.server.gradio_arguments import Blocks
 from ui.service.access import added_here, key_for
 from ui.service.services import QUIET, SWIFT, Services
-from ui.study.going import Studies
 from ui.study.parts import StudyPlace
 from ui.study.place import create_study, wire_visit
+from ui.study.work import Studies
 from ui.views.selectors import create_selectors
 from ui.views.tabs import (
     DRAWING,

@@ -13,9 +13,9 @@ from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.store.store import Store, open_store
 from kvq_core.studies.cells import Progress, plan
 from kvq_core.studies.estimate import workers_here
-from kvq_core.studies.kept import kept_plan
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.result import StudyResult
+from kvq_core.studies.stored_plan import kept_plan
 from kvq_core.studies.study import stored_study
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvq_core.advice.asked import Ask
+from kvq_core.advice.ask import Ask
 from kvq_core.advice.choice import AdvisedChoice, Option, choose
 from kvq_core.advice.evidence import Evidence, evidence
 from kvq_core.advice.report import Advice, LaneCandidate, WeightsFile, Worst

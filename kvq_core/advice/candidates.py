@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvq_core.decision.plans import Candidate
+from kvq_core.decision.layer_plans import Candidate
 from kvq_core.decision.spaces import words_of
 from kvq_core.methods import ModelShape
 from kvq_core.spec import TENSORS, Lane

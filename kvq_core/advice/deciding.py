@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvq_core.advice.answering import NOT_LOOKED, Answering
-from kvq_core.advice.asked import engine_of
+from kvq_core.advice.ask import engine_of
 from kvq_core.advice.decision import Decision, DecisionRequest
 from kvq_core.advice.policy import ScoringBudget
 from kvq_core.advice.trying import Trying

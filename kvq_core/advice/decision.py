@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kvq_core.advice.asked import CONTEXT, Ask, Tolerance, engine_of
+from kvq_core.advice.ask import CONTEXT, Ask, Tolerance, engine_of
 from kvq_core.advice.grounds import Grounds
 from kvq_core.advice.report import Advice
 from kvq_core.complaints import first_line

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvq_core.advice.asked import Tolerance
+from kvq_core.advice.ask import Tolerance
 from kvq_core.analysis.verdict import P99_FROM
 from kvq_core.errors import SpecError
 from kvq_core.studies.intervals import FEWEST, mean_interval, share_interval

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvq_core.advice.asked import Ask
+from kvq_core.advice.ask import Ask
 from kvq_core.advice.choice import Option
 from kvq_core.advice.cost import LaneCost
 from kvq_core.advice.report import WeightsFile

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvq_core.advice.choice import Option
 from kvq_core.advice.grounds import Compared, PolicyGrounds
 from kvq_core.advice.options import FitPlace
-from kvq_core.decision.plans import Candidate
+from kvq_core.decision.layer_plans import Candidate
 from kvq_core.decision.scores import Sensitivity
 from kvq_core.decision.verify import WIN
 from kvq_core.spec import MAX_LANES, TENSORS, Lane

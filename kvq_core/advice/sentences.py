@@ -6,7 +6,7 @@ from math import floor
 
 import numpy as np
 
-from kvq_core.advice.asked import Ask
+from kvq_core.advice.ask import Ask
 from kvq_core.advice.choice import AdvisedChoice, Option
 from kvq_core.advice.evidence import Evidence
 from kvq_core.advice.report import WeightsFile

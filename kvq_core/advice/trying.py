@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvq_core.advice.asked import Ask
+from kvq_core.advice.ask import Ask
 from kvq_core.advice.candidates import candidates_of, plain_formats
 from kvq_core.advice.policy import LayerPolicy, ScoringBudget, Without
 from kvq_core.advice.turns import SharedExecutor
 from kvq_core.analysis.verdict import TIERS
-from kvq_core.decision.offered import DeployedLane, deployed_lanes
-from kvq_core.decision.plans import NOT_ALIKE, Candidate, LayerPlan
+from kvq_core.decision.layer_plans import NOT_ALIKE, Candidate, LayerPlan
 from kvq_core.decision.scores import Sensitivity
 from kvq_core.decision.sensitivity import Scored, measured
 from kvq_core.decision.solver import Costs, Solved
 from kvq_core.decision.spaces import SPACES, flags, solve
+from kvq_core.decision.uniform_lanes import DeployedLane, deployed_lanes
 from kvq_core.decision.verify import ENDS
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel, load

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self, cast
 
 from pydantic import field_validator, model_validator
 
-from kvq_core.claims.errors import METRICS, predictions
+from kvq_core.claims.lane_errors import METRICS, predictions
 from kvq_core.claims.lanes import ClaimLane, ReadBack, read_back
 from kvq_core.claims.sample import Sample, capture
 from kvq_core.claims.texts import Text, token_ids

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvq_core.capture.attention import last_attention
 from kvq_core.capture.spectra import deviations, query_directions, singular_values
-from kvq_core.claims.errors import later_attention
+from kvq_core.claims.lane_errors import later_attention
 from kvq_core.claims.measures import Context, Measure, Numbers
 from kvq_core.claims.sample import Sample
 from kvq_core.claims.texts import Text, token_ids

@@ -81,7 +81,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _score(arguments: argparse.Namespace) -> None:
-    from kvq_core.decision.plans import Candidate
+    from kvq_core.decision.layer_plans import Candidate
     from kvq_core.decision.sensitivity import measured
     from kvq_core.spec import DEFAULT_MODEL
 
@@ -114,7 +114,7 @@ def _solve(arguments: argparse.Namespace) -> None:
 
 def _front(arguments: argparse.Namespace) -> None:
     from kvq_core.decision.fronts import fronts
-    from kvq_core.decision.plans import Candidate
+    from kvq_core.decision.layer_plans import Candidate
     from kvq_core.decision.scores import load_scores
     from kvq_core.decision.sensitivity import checked
     from kvq_core.models import outline

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from kvq_core.decision.plans import Candidate
+from kvq_core.decision.layer_plans import Candidate
 from kvq_core.decision.solver import Costs, Solved
 from kvq_core.decision.spaces import MODELOPT, SPACES, engine_title, solve, version_of, words_of
 from kvq_core.errors import SpecError

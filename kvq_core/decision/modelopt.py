@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from kvq_core.decision.plans import FP16, Candidate, LayerPlan
+from kvq_core.decision.layer_plans import FP16, Candidate, LayerPlan
 from kvq_core.errors import SpecError, excerpt
 
 VERSION = "schema 1, Model-Optimizer pull request 2272"

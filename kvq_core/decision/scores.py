@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
-from kvq_core.decision.plans import FP16, TOKENS, Candidate
+from kvq_core.decision.layer_plans import FP16, TOKENS, Candidate
 from kvq_core.decision.solver import Costs
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.machine.files import keep_memo, read_memo

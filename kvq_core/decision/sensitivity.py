@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvq_core.decision.plans import Candidate
+from kvq_core.decision.layer_plans import Candidate
 from kvq_core.decision.scores import VERSION, Sensitivity, id_of, keep, key, stored
 from kvq_core.errors import KvqError, MethodError, SpecError
 from kvq_core.events import end_of

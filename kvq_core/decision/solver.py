@@ -10,7 +10,7 @@ from itertools import product
 
 import numpy as np
 
-from kvq_core.decision.plans import FP16, LayerPlan
+from kvq_core.decision.layer_plans import FP16, LayerPlan
 from kvq_core.errors import SpecError
 
 Array = np.ndarray

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from kvq_core.analysis.deploy import ENGINES
 from kvq_core.decision import modelopt
-from kvq_core.decision.plans import FP16, Candidate, LayerPlan
+from kvq_core.decision.layer_plans import FP16, Candidate, LayerPlan
 from kvq_core.decision.solver import Costs, Solved, by_layer, ends_apart, free, one_each, skip_list
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods.deployments import READ_IN

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from kvq_core.decision.offered import deployed_lanes, flags_of, measured_of
-from kvq_core.decision.plans import Candidate, LayerPlan
+from kvq_core.decision.layer_plans import Candidate, LayerPlan
 from kvq_core.decision.scores import Sensitivity
 from kvq_core.decision.sensitivity import Scored, answer_of, identity, losses, losses_of_some
 from kvq_core.decision.solver import Costs, Solved, uniform
 from kvq_core.decision.spaces import engine_title, flags, solve, version_of
+from kvq_core.decision.uniform_lanes import deployed_lanes, flags_of, measured_of
 from kvq_core.errors import SpecError
 from kvq_core.methods import LayerKind
 from kvq_core.models import LoadedModel

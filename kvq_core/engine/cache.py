@@ -11,8 +11,8 @@ from torch import Tensor
 from kvq_core.codecs.queries import QueryRounding
 from kvq_core.codecs.stream import Change, Stream
 from kvq_core.codecs.tiers import Tiers
-from kvq_core.engine.choosing import Choices, chosen, forked
 from kvq_core.engine.fit import FitSource, MethodFit, Shared, Stack, take, tiers_of, within
+from kvq_core.engine.key_choices import Choices, chosen, forked
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.rotation import asked_turned, rounded_turned
 from kvq_core.methods import KeySelection, ModelRef, Window

@@ -9,11 +9,11 @@ from torch import Tensor
 from kvq_core.engine.ahead import Ahead, pass_tokens, read_at_once
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.drafts import Drafts
+from kvq_core.engine.encoded_lanes import Standing
 from kvq_core.engine.lane_state import Finish
 from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.sampling import Sampler
-from kvq_core.engine.standing import Standing
 from kvq_core.engine.stress import AppliedStress
 from kvq_core.engine.tap import Tap
 from kvq_core.machine.memory import release_memory

@@ -17,8 +17,8 @@ from torch import Tensor
 from kvq_core.engine.ahead import Ahead, pass_tokens
 from kvq_core.engine.as_computed import AsComputed
 from kvq_core.engine.cache import KINDS, Kind, LaneCache, Part
-from kvq_core.engine.choosing import Choosing, Reads, chosen
 from kvq_core.engine.fit import FitSource
+from kvq_core.engine.key_choices import Choosing, Reads, chosen
 from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import CHUNK, LayerGroup, SharedPrefill
 from kvq_core.engine.query_rounding import chunk_attention, rounded

@@ -16,16 +16,16 @@ from kvq_core.engine.ahead import Ahead, Reread, read
 from kvq_core.engine.as_computed import AsComputed
 from kvq_core.engine.attention import Hidden, SharedAttention, hide_future
 from kvq_core.engine.cache import KINDS, LaneCache, Part
-from kvq_core.engine.choosing import Choices, Choosing
 from kvq_core.engine.copies import Copies, tokens_at, tokens_of
+from kvq_core.engine.key_choices import Choices, Choosing
 from kvq_core.engine.key_log import KeyLog, Reached
 from kvq_core.engine.places import RowPlaces
 from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.query_rounding import Roundings, rounded
-from kvq_core.engine.showing import Showing, Shown
 from kvq_core.engine.stored_first import StoredFirst
 from kvq_core.engine.tap import Tap
+from kvq_core.engine.tap_feed import Showing, Shown
 from kvq_core.machine import threads
 from kvq_core.models.rope import Rope
 from kvq_core.models.scoring import Scoring

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvq_core.errors import SpecError
 from kvq_core.models.chat import rendered
-from kvq_core.models.turns import turn_ids
+from kvq_core.models.chat_turns import turn_ids
 from kvq_core.spec import Message, Tool
 
 

@@ -20,7 +20,7 @@ from kvq_core.models.survey import survey
 from kvq_core.packed.cache import lane_layers
 from kvq_core.packed.dense import DenseLayer
 from kvq_core.packed.layer import PackedLayer
-from kvq_core.packed.reading import ReadingLayer, shared
+from kvq_core.packed.reader_layers import ReadingLayer, shared
 from kvq_core.spec import Lane
 
 WARM_UP = 2  # steps left out of the median: they compile kernels and make allocations

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kvq_core.engine.decode import Decode
-from kvq_core.engine.held import READINGS, Reading
 from kvq_core.engine.prefill import CHUNK
+from kvq_core.engine.prompt_memory import READINGS, Reading
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.events import Event, Prefill
 from kvq_core.logs import log_run

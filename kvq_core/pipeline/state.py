@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from kvq_core.capture.plan import CapturePlan, plan_of
 from kvq_core.engine.fit import Shared
-from kvq_core.engine.held import READINGS, Reading, key_of
 from kvq_core.engine.kernel_floor import KernelFloor
 from kvq_core.engine.key_log import Replay
 from kvq_core.engine.prefill import SharedPrefill
+from kvq_core.engine.prompt_memory import READINGS, Reading, key_of
 from kvq_core.engine.script import Script
 from kvq_core.engine.stress import AppliedStress, ReferenceShift, apply_stress
 from kvq_core.events import Encoding, Event, LaneProgress, Step, Summarizing

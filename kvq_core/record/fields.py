@@ -264,7 +264,7 @@ class Record(RecordPart):
 
     @property
     def whole(self) -> "Record":
-        """The run with all its lanes, where this is it with some: see record.part."""
+        """The run with all its lanes, where this is it with some: see record.subset."""
         return self._whole or self
 
     def number(self, index: int) -> int:
@@ -288,7 +288,7 @@ class Record(RecordPart):
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """Ids of the runs beside this one that are drawn with it: see record.part.with_added."""
+        """Ids of the runs beside this one that are drawn with it: see record.subset.with_added."""
         return self.whole._beside
 
     @property

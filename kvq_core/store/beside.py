@@ -9,7 +9,7 @@ from typing import Any
 from kvq_core.errors import StoreError
 from kvq_core.record.fields import Record
 from kvq_core.record.files import MANIFEST
-from kvq_core.record.part import adds_lanes, with_added
+from kvq_core.record.subset import adds_lanes, with_added
 from kvq_core.store.folders import as_store_error
 from kvq_core.store.layouts import Folders
 from kvq_core.store.store import Store

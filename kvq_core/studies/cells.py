@@ -14,7 +14,7 @@ from kvq_core.pipeline.prompt import check_places, read_prompt, script
 from kvq_core.spec import Capture, ComparisonSpec, Message, canonical_json
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.spec import StudySpec
-from kvq_core.studies.suites import check_answer, left_out
+from kvq_core.studies.task_suites import check_answer, left_out
 
 # Of a comparison what a prompt decides; the rest, with all its lanes, is the same in all cells.
 _BY_PROMPT = {"model", "revision", "prompt", "system", "messages", "tools", "continuation", "free_text"}

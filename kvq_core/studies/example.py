@@ -11,9 +11,9 @@ from kvq_core.store.beside import names
 from kvq_core.store.store import Store, open_store
 from kvq_core.studies.cells import plan
 from kvq_core.studies.estimate import workers_here
-from kvq_core.studies.kept import keep_plan, kept_plan
 from kvq_core.studies.rows import keep_rows, read_rows
 from kvq_core.studies.spec import StudySpec, read_study
+from kvq_core.studies.stored_plan import keep_plan, kept_plan
 from kvq_core.studies.study import run_plan
 
 FILE = FOLDER / "learn" / "study.toml"

@@ -14,7 +14,7 @@ from kvq_core.spec import tool_name
 from kvq_core.store.beside import names, read_beside, write_beside
 from kvq_core.store.store import Store
 from kvq_core.studies.cells import Cell
-from kvq_core.studies.suites import judge
+from kvq_core.studies.task_suites import judge
 
 if TYPE_CHECKING:
     import pandas as pd

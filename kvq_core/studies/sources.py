@@ -12,7 +12,7 @@ from kvq_core.complaints import first_line
 from kvq_core.errors import PATH, SpecError, abbreviate, excerpt
 from kvq_core.spec.part import SpecPart
 from kvq_core.studies.prompts import StudyPrompt
-from kvq_core.studies.suites import suite
+from kvq_core.studies.task_suites import suite
 
 READERS = (".jsonl", ".csv", ".parquet", ".txt")
 _NESTED = ("messages", "tools", "facts")  # columns that a CSV file holds as JSON

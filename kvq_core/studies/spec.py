@@ -12,7 +12,7 @@ from kvq_core.spec import ComparisonSpec, canonical_json, parse_spec, read_data
 from kvq_core.spec.part import SpecPart
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.sources import PromptSource
-from kvq_core.studies.suites import new_tokens
+from kvq_core.studies.task_suites import new_tokens
 
 OF_A_PROMPT = ("prompt", "messages", "tools", "continuation", "expect")  # given by each prompt, not by the study
 _OWN = ("models", "prompts", "comparison")

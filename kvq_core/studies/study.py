@@ -13,10 +13,10 @@ from kvq_core.store.beside import present_in, url_of
 from kvq_core.store.store import Store, open_store
 from kvq_core.studies.cells import Cell, CellPlan, Progress, plan
 from kvq_core.studies.executors import CellWork, Executor, InProcess, Outcome, Processes
-from kvq_core.studies.kept import keep_plan
 from kvq_core.studies.result import StudyResult
 from kvq_core.studies.rows import Row, keep_rows, read_rows, rows_of
 from kvq_core.studies.spec import StudySpec
+from kvq_core.studies.stored_plan import keep_plan
 
 Key = tuple[str, str]  # run and prompt
 KEPT_EVERY_S = 60.0  # rows of a study at work, so that one that is killed need not read all its runs again

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from kvq_core.events import Encoding, Event, Finished, LaneProgress, Loading, Prefill, Step
 from kvq_core.pipeline.added import captures_of, spec_of
 from kvq_core.pipeline.estimate import Estimate
-from kvq_core.pipeline.looked import spec_of_look
+from kvq_core.pipeline.layer_look import spec_of_look
 from kvq_core.pipeline.timings import Stages
 from kvq_core.pipeline.why import spec_of_why
 from kvq_core.record.fields import Record

@@ -18,14 +18,14 @@ from kvq_core.studies.spec import parse_study
 from ui.api.refusals import demand, demand_prompts
 from ui.api.schemas import AdviceInfo, typed
 from ui.api.sessions import LONG_PACE_S, client_session, paced
-from ui.decide.going import Decisions, GoingDecision, Stage, waits
 from ui.decide.quote import DecisionQuote, admit, quote_spec, quote_study
+from ui.decide.work import Decisions, GoingDecision, Stage, waits
 from ui.service.address import page_address
 from ui.service.one_line import one_line
 from ui.service.services import visitor
-from ui.study.going import Studies
-from ui.study.opening import demand_open, key_for
+from ui.study.access import demand_open, key_for
 from ui.study.watching import follow
+from ui.study.work import Studies
 
 _OWN = {"model": str, "prompts": dict[str, Any], "study": str, "key": str, "layers": bool}
 

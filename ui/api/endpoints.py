@@ -38,11 +38,11 @@ from ui.api.schemas import (
 from ui.api.sessions import RUN_PACE_S, client_session, paced
 from ui.api.stream import added_told, run_told
 from ui.api.studies import study_endpoints
-from ui.decide.going import Decisions
+from ui.decide.work import Decisions
 from ui.service.address import link
 from ui.service.one_line import one_line
 from ui.service.services import Services
-from ui.study.going import Studies
+from ui.study.work import Studies
 
 
 def create_api(services: Services, studies: Studies, decisions: Decisions) -> None:

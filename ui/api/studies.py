@@ -18,11 +18,11 @@ from ui.service.address import page_address
 from ui.service.line import LinePlace
 from ui.service.one_line import one_line
 from ui.service.services import visitor
+from ui.study.access import demand_open, key_for, share
 from ui.study.files import name_of
-from ui.study.going import Going, Studies, StudyStanding
-from ui.study.opening import demand_open, key_for, share
 from ui.study.quote import StudyQuote, admit, quote
 from ui.study.watching import follow
+from ui.study.work import Going, Studies, StudyStanding
 
 if TYPE_CHECKING:
     Study: TypeAlias = dict[str, Any]

@@ -10,7 +10,7 @@ from kvq_core.spec import ComparisonSpec
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.result import StudyResult
 from ui.html.escape import safe
-from ui.study.opening import Results
+from ui.study.access import Results
 
 FIELDS = ("prompt", "messages", "system", "tools")  # of a prompt that a comparison has, too
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import gradio as gr
 
 from kvq_core.advice.decision import Decision
-from kvq_core.decision.plans import Candidate
+from kvq_core.decision.layer_plans import Candidate
 from kvq_core.decision.scores import Score
 from kvq_core.errors import KvqError
 from kvq_core.links import encode
@@ -15,7 +15,7 @@ from kvq_core.studies.result import StudyResult
 from ui.decide.beside import comparison_of
 from ui.html.escape import safe
 from ui.html.numbers import significant
-from ui.study.opening import Results
+from ui.study.access import Results
 
 
 @dataclass

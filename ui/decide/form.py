@@ -17,8 +17,8 @@ from ui.decide.fitting import fitting_html
 from ui.decide.quote import picked_model, quote_form, quote_html
 from ui.html.escape import safe
 from ui.service.services import QUIET, SWIFT
+from ui.study.access import Results, demand_open, mine_of, my_key
 from ui.study.asked import Form as PromptsForm
-from ui.study.opening import Results, demand_open, mine_of, my_key
 from ui.study.prompts import PromptsPanel, create_prompts
 
 NOTHING_YET = "Give prompts or a study, and what an answer will take is said here."

@@ -11,16 +11,16 @@ from kvq_core.errors import KvqError
 from ui.decide.asked import ANY, BITS, CACHE, LEAST, MEMORY, STUDY, DecideForm
 from ui.decide.cell import cell_html, picked
 from ui.decide.form import DecidePanel, choices, create_form, fits_of, form_of, wire_form
-from ui.decide.going import Decisions
 from ui.decide.quote import admit, quote_form
 from ui.decide.result import ResultPart, create_result, draw, link_html
 from ui.decide.watching import DECIDE, updates
+from ui.decide.work import Decisions
 from ui.html.copying import remember_js
 from ui.html.status import line, notice
 from ui.service.address import page_address
 from ui.service.services import QUIET, SWIFT, visitor
 from ui.service.streams import with_empty_end
-from ui.study.opening import Results, demand_open, is_private, key_for, my_key, remember, share
+from ui.study.access import Results, demand_open, is_private, key_for, my_key, remember, share
 
 NEXT = "Check the link, or ask the three questions again."
 NO_TICKET: dict[str, Any] = {"number": None}

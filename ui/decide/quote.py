@@ -13,11 +13,11 @@ from kvq_core.studies.intervals import FEWEST
 from kvq_core.studies.result import StudyResult
 from kvq_core.studies.spec import StudySpec
 from ui.decide.asked import STUDY, DecideForm, demand_lanes, new_study, scoring
-from ui.decide.going import Question
+from ui.decide.work import Question
 from ui.html.escape import safe
 from ui.html.numbers import plural
 from ui.service.services import Services
-from ui.study.opening import Results, demand_open
+from ui.study.access import Results, demand_open
 from ui.study.quote import StudyQuote, quote
 
 

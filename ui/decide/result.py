@@ -17,8 +17,8 @@ from ui.figures.decision import decision_front, policy_fronts
 from ui.html.copying import COPY_JS, copy_box
 from ui.service.address import page_address
 from ui.service.services import Services
+from ui.study.access import Results
 from ui.study.files import download_updates
-from ui.study.opening import Results
 from ui.views.view import Drawing, Slot, ViewPage, create_page, or_absent
 
 NOTE = "Mean over prompts with its 95 % interval; dotted: the front. Hollow: it cannot be the answer, a hover says why."

@@ -6,7 +6,7 @@ from typing import Any
 
 import gradio as gr
 
-from ui.decide.going import GoingDecision, Stage, waits
+from ui.decide.work import GoingDecision, Stage, waits
 from ui.html.status import line, notice, place_line
 from ui.panels.job_panel import JobPanel
 from ui.study.watching import doing_words, follow

@@ -2,7 +2,7 @@
 
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
-from kvq_core.record.part import drawn_of
+from kvq_core.record.subset import drawn_of
 from ui.export.marks import symbol
 from ui.html.colors import lane_mark
 from ui.html.escape import safe, shorten

@@ -9,7 +9,7 @@ from pathlib import Path
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from kvq_core.record.part import drawn_of
+from kvq_core.record.subset import drawn_of
 from ui.export.card import title
 from ui.export.framed import FRAMED, framed, sheet
 from ui.export.hover import marks

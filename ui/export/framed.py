@@ -9,7 +9,7 @@ from kvq_core.analysis.looks import most_steps_at
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from kvq_core.record.part import TOGETHER, best, drawn_of, part_of
+from kvq_core.record.subset import TOGETHER, best, drawn_of, part_of
 from ui.html.along_data import along_data, as_json
 from ui.html.escape import safe
 from ui.html.reading import CACHES, TINTS, caches, laid, scrubber, words

@@ -5,7 +5,7 @@ from pathlib import Path
 from kvq_core.analysis.expected import expectation_sentence
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
-from kvq_core.record.part import BEST, TOGETHER, drawn_of
+from kvq_core.record.subset import BEST, TOGETHER, drawn_of
 from ui.export.card import title
 from ui.export.reproduce import command, conditions
 from ui.export.svg import svg

@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.decision.pasted import pasted
+from kvq_core.decision.engine_flags import pasted
 from kvq_core.errors import KvqError
 from kvq_core.methods import methods
 from kvq_core.models import layers_of

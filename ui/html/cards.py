@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from kvq_core.analysis.expected import contains_answer, expectation
-from kvq_core.analysis.reading import read_in_words
+from kvq_core.analysis.prompt_reading import read_in_words
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
 from ui.html.escape import lane_tokens, numbered_tokens, prose, safe, shorten, strip, visible

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kvq_core.analysis.verdict import verdict
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
-from kvq_core.record.part import BEST, TOGETHER
+from kvq_core.record.subset import BEST, TOGETHER
 from ui.html.escape import safe
 from ui.html.glossary import hint
 from ui.html.numbers import ABSENT, both_bits, percent, significant

@@ -16,7 +16,7 @@ from kvq_core.errors import KvqError, SpecError
 from kvq_core.events import Finished
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from kvq_core.record.part import TOGETHER
+from kvq_core.record.subset import TOGETHER
 from kvq_core.spec import Lane
 from ui.html.acts import CANCEL, leads_html, offers_html, tried_html
 from ui.html.status import event_line, line, notice, place_line
@@ -28,8 +28,8 @@ from ui.service.line import LinePlace as InLine
 from ui.service.records import drawn_lanes
 from ui.service.services import QUIET, SWIFT, Services, visitor
 from ui.service.streams import with_empty_end
+from ui.views.figure_files import read
 from ui.views.tabs import OnPage, Views
-from ui.views.taking import read
 
 ACTING = JobPanel("acting", "Try", "Computing", ("Cancelled", "warn", None, "The run is as it was."))
 MOST = 20  # lanes that are added to a run

@@ -8,7 +8,7 @@ import gradio as gr
 
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from kvq_core.record.part import TOGETHER
+from kvq_core.record.subset import TOGETHER
 from kvq_core.spec import MAX_LANES
 from ui.html.cards import MAX_TITLED, cards, lane_body, lane_head, lane_strip, reference_body, reference_head
 from ui.html.escape import FULL_SHADE_NATS, SHADES

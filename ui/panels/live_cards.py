@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from kvq_core.events import Encoding, Event, Filling, LaneProgress, Loading, Prefill, Step
-from kvq_core.record.part import TOGETHER
+from kvq_core.record.subset import TOGETHER
 from kvq_core.spec import ComparisonSpec
 from ui.form.lanes import describe_lane, from_spec
 from ui.html.cards import cards, failed_card, running_head, waiting_head

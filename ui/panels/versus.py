@@ -13,7 +13,7 @@ from kvq_core.analysis.two_specs import Change
 from kvq_core.errors import KvqError, StoreError
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
-from kvq_core.record.part import drawn_of
+from kvq_core.record.subset import drawn_of
 from kvq_core.settings import settings
 from ui.export.card import figures
 from ui.figures.two_runs import Run, grids_of, rates_of, strips_of, there

@@ -12,7 +12,7 @@ from kvq_core.errors import StoreError
 from kvq_core.logs import log_error
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.record.fields import Record
-from kvq_core.record.part import TOGETHER, adds_lanes, best, part_of, with_added
+from kvq_core.record.subset import TOGETHER, adds_lanes, best, part_of, with_added
 from kvq_core.store.beside import added_to, take_back
 from kvq_core.store.sharing import may_open
 from kvq_core.store.store import Store

@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 
 from kvq_core.analysis.looks import keeps
-from kvq_core.pipeline.looked import maps_in_memory
+from kvq_core.pipeline.layer_look import maps_in_memory
 from kvq_core.record.fields import Record
 
 KEPT = 8  # layers of runs, each some MB

@@ -18,7 +18,7 @@ from kvq_core.packed.lanes import MeasureRequest as Measuring
 from kvq_core.packed.lanes import Progress, measure_spec
 from kvq_core.pipeline.added import adding, captures_of, capturing, spec_of
 from kvq_core.pipeline.estimate import Estimate
-from kvq_core.pipeline.looked import look_held, looking_at, spec_of_look
+from kvq_core.pipeline.layer_look import look_held, looking_at, spec_of_look
 from kvq_core.pipeline.why import asking_why, spec_of_why
 from kvq_core.record.fields import Record
 from kvq_core.settings import settings

@@ -10,12 +10,12 @@ from kvq_core.studies.example import packaged_ids
 from kvq_core.studies.result import StudyResult
 from ui.service.lists import tell_tabs
 from ui.service.services import SWIFT
+from ui.study.access import KEPT, mine_html, taken_over
 from ui.study.cell import OPENING, CellPanel, create_cell
 from ui.study.form import FormPanel, create_form, wire_form
-from ui.study.going import Studies
-from ui.study.opening import KEPT, mine_html, taken_over
 from ui.study.results import ResultPanel, create_result
 from ui.study.watching import STUDY
+from ui.study.work import Studies
 
 NO_TICKET: dict[str, Any] = {"id": None}
 WELCOME = (

@@ -7,13 +7,13 @@ import gradio as gr
 from kvq_core.errors import KvqError
 from ui.html.status import notice
 from ui.service.services import SWIFT
+from ui.study.access import demand_open, mine_html, my_key
 from ui.study.form import of_compare_html
-from ui.study.going import Studies
-from ui.study.opening import demand_open, mine_html, my_key
 from ui.study.parts import StudyPlace, arrange_study
 from ui.study.results import link_html
 from ui.study.showing import wire_cell, wire_shown
 from ui.study.starting import wire_start
+from ui.study.work import Studies
 
 NEXT = "Check the link, or begin the study again with its prompts."
 

@@ -11,8 +11,8 @@ from ui.figures.prompt_map import worst_first
 from ui.html.status import notice
 from ui.service.services import QUIET, SWIFT
 from ui.service.streams import with_empty_end
+from ui.study.access import is_private, key_for, mine_html, my_key, remember, share
 from ui.study.cell import OPENING, cell_html, choices, open_cell
-from ui.study.opening import is_private, key_for, mine_html, my_key, remember, share
 from ui.study.parts import StudyPlace
 from ui.study.results import draw, files_of, link_html
 

@@ -11,9 +11,9 @@ from kvq_core.events import Event
 from ui.html.status import event_words, line, notice, place_line
 from ui.panels.job_panel import JobPanel
 from ui.service.line import LinePlace
-from ui.study.going import Going, StudyStanding
-from ui.study.opening import Results
+from ui.study.access import Results
 from ui.study.results import live_html
+from ui.study.work import Going, StudyStanding
 
 STUDY = JobPanel(
     "study", "Start", "Computing", ("Cancelled", "warn", None, "What is done is kept; Go on computes what is left.")

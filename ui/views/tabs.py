@@ -15,12 +15,12 @@ from ui.selection import Selection, apply_pick, last_token, parts_picked, read_s
 from ui.service.services import QUIET, SWIFT, Services
 from ui.views.attention import create_attention
 from ui.views.damage import create_damage
+from ui.views.figure_files import Export, create_export, wire_export
 from ui.views.rate import create_rate
 from ui.views.selectors import Selectors
 from ui.views.spectra import create_spectra
 from ui.views.storage import create_storage
 from ui.views.subspace import create_subspace
-from ui.views.taking import Export, create_export, wire_export
 from ui.views.texts import create_texts
 from ui.views.verdicts import create_verdicts
 from ui.views.view import View

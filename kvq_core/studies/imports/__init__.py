@@ -7,6 +7,6 @@ Imports errors, machine, spec and ``studies.prompts``. ``bfcl`` reads the JSON o
 
 from kvq_core.studies.imports.bfcl import bfcl
 from kvq_core.studies.imports.gym import reasoning_gym
-from kvq_core.studies.imports.rows import write_jsonl
+from kvq_core.studies.imports.jsonl import write_jsonl
 
 __all__ = ["bfcl", "reasoning_gym", "write_jsonl"]

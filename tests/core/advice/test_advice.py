@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from kvq_core.advice.answer import Study, advice_of
-from kvq_core.advice.asked import Ask, Tolerance, engine_of
+from kvq_core.advice.ask import Ask, Tolerance, engine_of
 from kvq_core.advice.choice import Option
 from kvq_core.advice.html import as_html
 from kvq_core.advice.markdown import as_markdown

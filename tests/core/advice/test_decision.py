@@ -14,7 +14,7 @@ from kvq_core.advice.markdown import as_markdown
 from kvq_core.advice.predicts import predicts
 from kvq_core.advice.report import Advice
 from kvq_core.decision.fronts import fronts
-from kvq_core.decision.plans import Candidate
+from kvq_core.decision.layer_plans import Candidate
 from kvq_core.decision.scores import Score
 from kvq_core.decision.solver import Costs
 from kvq_core.errors import SpecError, StoreError

@@ -9,7 +9,7 @@ import pytest
 from transformers import Gemma3TextConfig
 
 from kvq_core.advice.advise import advise, decide, stored
-from kvq_core.advice.asked import Ask, Tolerance
+from kvq_core.advice.ask import Ask, Tolerance
 from kvq_core.advice.cost import LaneCost
 from kvq_core.advice.deciding import silent, study_for
 from kvq_core.advice.decision import Decision, DecisionRequest, keep_decision, stored_decision
@@ -20,8 +20,8 @@ from kvq_core.advice.trying import Trying
 from kvq_core.advice.turns import Here
 from kvq_core.cli.main import main
 from kvq_core.decision import scores, sensitivity
-from kvq_core.decision.pasted import pasted
-from kvq_core.decision.plans import NOT_ALIKE
+from kvq_core.decision.engine_flags import pasted
+from kvq_core.decision.layer_plans import NOT_ALIKE
 from kvq_core.errors import SpecError, StoreError
 from kvq_core.models import load, outline
 from kvq_core.sizing.fit import MEMORIES, Cache

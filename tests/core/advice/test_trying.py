@@ -10,10 +10,10 @@ from kvq_core.advice.candidates import CANDIDATES, candidates_of
 from kvq_core.advice.choice import Option
 from kvq_core.advice.policy import LayerPolicy
 from kvq_core.advice.trying import read_as, smallest, undominated
-from kvq_core.decision.offered import DeployedLane
-from kvq_core.decision.plans import FP16, Candidate, LayerPlan
+from kvq_core.decision.layer_plans import FP16, Candidate, LayerPlan
 from kvq_core.decision.scores import Sensitivity
 from kvq_core.decision.solver import Costs
+from kvq_core.decision.uniform_lanes import DeployedLane
 from kvq_core.methods import ModelShape
 from kvq_core.spec import Lane
 

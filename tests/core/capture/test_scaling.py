@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvq_core.claims.errors import later_attention, mean_score_error
+from kvq_core.claims.lane_errors import later_attention, mean_score_error
 from kvq_core.claims.sample import capture
 from kvq_core.claims.structure import prompt_attention
 from kvq_core.engine.cache import LaneCache

@@ -8,7 +8,7 @@ import torch
 import kvq_core
 from kvq_core.claims import papers
 from kvq_core.claims.criteria import MEASURES
-from kvq_core.claims.errors import METRICS, later_attention, mean_score_error, output_error
+from kvq_core.claims.lane_errors import METRICS, later_attention, mean_score_error, output_error
 from kvq_core.claims.lanes import ClaimLane, read_back
 from kvq_core.claims.measures import Context
 from kvq_core.claims.sample import capture

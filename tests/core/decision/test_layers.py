@@ -11,11 +11,11 @@ import pytest
 from kvq_core.cli.layers import read_prompts
 from kvq_core.cli.main import main
 from kvq_core.decision import scores as kept
-from kvq_core.decision.offered import deployed_lanes, flags_of
-from kvq_core.decision.plans import FP16, TOKENS, Candidate
+from kvq_core.decision.layer_plans import FP16, TOKENS, Candidate
 from kvq_core.decision.scores import Sensitivity, key
 from kvq_core.decision.sensitivity import Scored, answer_of, losses, measured
 from kvq_core.decision.solver import free
+from kvq_core.decision.uniform_lanes import deployed_lanes, flags_of
 from kvq_core.decision.verify import MeasuredPolicy, verified
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel
@@ -103,7 +103,7 @@ def test_intervals_need_some_prompts() -> None:
 @pytest.fixture
 def candidates_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No lanes beside those of the candidates."""
-    monkeypatch.setattr("kvq_core.decision.offered.FORMATS", 0)
+    monkeypatch.setattr("kvq_core.decision.uniform_lanes.FORMATS", 0)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvq_core.decision.plans import FP16, LayerPlan
+from kvq_core.decision.layer_plans import FP16, LayerPlan
 from kvq_core.decision.solver import Costs, Solved, by_layer, ends_apart, free, one_each, skip_list
 from kvq_core.errors import SpecError
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvq_core.decision import modelopt
-from kvq_core.decision.pasted import parsed, pasted
-from kvq_core.decision.plans import FP16, Candidate, LayerPlan
+from kvq_core.decision.engine_flags import parsed, pasted
+from kvq_core.decision.layer_plans import FP16, Candidate, LayerPlan
 from kvq_core.decision.spaces import MODELOPT, SPACES, flags, words_of
 from kvq_core.errors import SpecError
 from kvq_core.methods import ModelShape

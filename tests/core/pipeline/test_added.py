@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kvq_core.analysis.causes import variants
-from kvq_core.engine import held
-from kvq_core.engine.held import READINGS, Readings
+from kvq_core.engine import prompt_memory
+from kvq_core.engine.prompt_memory import READINGS, Readings
 from kvq_core.errors import MethodError, SpecError
 from kvq_core.events import Finished, Prefill
 from kvq_core.machine import memory
@@ -13,7 +13,7 @@ from kvq_core.methods.per_token import PerToken
 from kvq_core.pipeline.added import adding_on, captures_of, index_of, spec_of
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.why import _variants, spec_of_why, why_of
-from kvq_core.record.part import part_of
+from kvq_core.record.subset import part_of
 from kvq_core.spec import MAX_LANES, Lane, parse_spec
 from kvq_core.store.store import open_store
 from tests.core.pipeline.test_batches import KINDS, PROMPT, same
@@ -160,9 +160,11 @@ def test_what_is_held_is_its_owners_alone_and_makes_way(model, monkeypatch):
 def test_a_quarter_of_free_memory_is_held_at_most_and_of_one_model(model, monkeypatch):
     told(compare_on(model, spec()))
     (reading,) = READINGS._held.values()
-    reading.replays.clear()  # they go before prompts do, see test_looked
+    reading.replays.clear()  # they go before prompts do, see test_layer_look
     readings, free = Readings(), [4 * reading.nbytes * 2]
-    monkeypatch.setattr(held, "free_bytes", lambda device: free[0] - sum(x.nbytes for x in readings._held.values()))
+    monkeypatch.setattr(
+        prompt_memory, "free_bytes", lambda device: free[0] - sum(x.nbytes for x in readings._held.values())
+    )
     for key in "abc":
         readings.keep(key, reading)
     assert [key for key in "abc" if readings.take(key)] == ["b", "c"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvq_core.engine.held import READINGS
+from kvq_core.engine.prompt_memory import READINGS
 from kvq_core.pipeline.added import adding_on, captures_of
 from kvq_core.pipeline.compare import compare_on
 from tests.core.pipeline.test_added import ADDED, added, spec, told

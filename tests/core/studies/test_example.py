@@ -6,7 +6,7 @@ from kvq_core.store.store import open_store
 from kvq_core.studies.cells import plan
 from kvq_core.studies.estimate import estimate
 from kvq_core.studies.example import adopt, example_spec, packaged_ids, packaged_studies
-from kvq_core.studies.kept import kept_plan
+from kvq_core.studies.stored_plan import kept_plan
 from kvq_core.studies.study import stored_study
 
 

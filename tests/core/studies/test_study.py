@@ -20,9 +20,9 @@ from kvq_core.store.beside import present_in, read_beside, write_beside
 from kvq_core.studies.cells import plan
 from kvq_core.studies.estimate import estimate
 from kvq_core.studies.executors import compute
-from kvq_core.studies.kept import kept_plan
 from kvq_core.studies.rows import read_rows
 from kvq_core.studies.spec import parse_study
+from kvq_core.studies.stored_plan import kept_plan
 from kvq_core.studies.study import run_plan, stored_study, study
 from kvq_core.studies.summary import _slope, task_lines
 from tests.support.study_models import LANES, prompt, study_data, write_model, write_study

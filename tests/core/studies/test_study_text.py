@@ -8,8 +8,8 @@ import pytest
 from kvq_core.cli import study_text
 from kvq_core.cli.study_text import describe
 from kvq_core.studies.example import packaged_ids, packaged_studies
-from kvq_core.studies.kept import kept_plan
 from kvq_core.studies.result import StudyResult
+from kvq_core.studies.stored_plan import kept_plan
 from kvq_core.studies.study import stored_study
 
 

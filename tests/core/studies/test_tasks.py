@@ -17,7 +17,7 @@ from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.studies.cells import plan
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.spec import parse_study
-from kvq_core.studies.suites import left_out
+from kvq_core.studies.task_suites import left_out
 from kvq_core.studies.tasks import SUITES, judge, suite
 from tests.support.study_models import study_data, write_model
 
@@ -245,7 +245,7 @@ def test_studies_leave_out_what_was_measured_to_be_too_hard():
 def test_a_suite_that_is_left_out_for_one_model_is_asked_of_the_others(tmp_path, monkeypatch):
     places = [write_model(tmp_path / name, seed) for seed, name in enumerate(("one", "two"))]
     first = identity_of(str(places[0]))["id"]
-    monkeypatch.setattr("kvq_core.studies.suites._left_out", lambda: {first: {"chain_sums": "1 of 20 right"}})
+    monkeypatch.setattr("kvq_core.studies.task_suites._left_out", lambda: {first: {"chain_sums": "1 of 20 right"}})
     data = study_data(places[0], models=[str(place) for place in places])
     data["prompts"] = {"suite": "chain_sums", "n": 3}
     planned = plan(parse_study(data))

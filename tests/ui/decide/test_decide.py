@@ -33,14 +33,14 @@ from ui.decide.evidence import fits_html, layers_html
 from ui.decide.files import FILES, name_of
 from ui.decide.fitting import fitting_html
 from ui.decide.form import estimate_html
-from ui.decide.going import Decisions, GoingDecision, Stage
 from ui.decide.quote import admit, quote_form
 from ui.decide.result import draw
 from ui.decide.watching import end_line, stage_line
+from ui.decide.work import Decisions, GoingDecision, Stage
 from ui.service.line import LinePlace
 from ui.service.services import Services
 from ui.study.asked import Form as PromptsForm
-from ui.study.going import Studies
+from ui.study.work import Studies
 
 TEXT = "\n".join(prompt(at) for at in range(10))
 

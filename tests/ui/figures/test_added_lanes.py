@@ -1,6 +1,6 @@
 """A lane that joined a run: what figures of all layers leave out is said, until it is looked at in all layers."""
 
-from kvq_core.record.part import with_added
+from kvq_core.record.subset import with_added
 from tests.support.ui_record_factory import make_run
 from ui.figures import damage_grid
 from ui.html.looks import layers_html

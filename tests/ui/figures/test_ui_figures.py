@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvq_core.record.fields import CaptureInfo
-from kvq_core.record.part import TOGETHER
+from kvq_core.record.subset import TOGETHER
 from tests.support.ui_record_factory import LAYERS, QUERY_HEADS, make_run
 from ui import figures as f
 from ui.figures.base import decades

@@ -9,7 +9,7 @@ from kvq_core.analysis.plans import shape_of
 from kvq_core.analysis.within import fewest
 from kvq_core.capture.cache_errors import TOP
 from kvq_core.pipeline.examples import packaged_store
-from kvq_core.record.part import part_of
+from kvq_core.record.subset import part_of
 from tests.support.ui_record_factory import LAYERS, make_run
 from ui import figures as f
 from ui.figures.base import BLANK, heat

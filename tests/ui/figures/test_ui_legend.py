@@ -8,7 +8,7 @@ from html import unescape
 import gradio as gr
 import pytest
 
-from kvq_core.record.part import TOGETHER
+from kvq_core.record.subset import TOGETHER
 from tests.support.ui_record_factory import make_run
 from ui.html.colors import REFERENCE, lane_color, with_alpha
 from ui.html.legend import legend_html

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ui
-from kvq_core.record.part import part_of
+from kvq_core.record.subset import part_of
 from kvq_core.spec import MAX_LANES
 from tests.support.ui_record_factory import make_run
 from tests.ui.html.test_ui_contrast import contrast

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from kvq_core.events import LaneProgress, Step
-from kvq_core.record.part import best
+from kvq_core.record.subset import best
 from kvq_core.spec import MAX_LANES, parse_spec
 from kvq_core.store.store import open_store
 from tests.support.ui_record_factory import make_run

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from kvq_core.studies.example import packaged_ids, packaged_studies
-from kvq_core.studies.kept import kept_plan
+from kvq_core.studies.stored_plan import kept_plan
 from kvq_core.studies.study import stored_study
 from ui.html.numbers import percent, significant
 from ui.study.results import MORE, drawing

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvq_core.analysis.deploy import of_rules
-from kvq_core.decision.pasted import deployed
-from kvq_core.decision.plans import TOKENS, Candidate
+from kvq_core.decision.engine_flags import deployed
+from kvq_core.decision.layer_plans import TOKENS, Candidate
 from kvq_core.errors import SpecError
 from kvq_core.methods import LayerKind, Method, ModelShape
 from kvq_core.methods.sizes import sizes

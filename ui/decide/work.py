@@ -17,8 +17,8 @@ from kvq_core.studies.cells import CellPlan
 from kvq_core.studies.executors import CellWork, Outcome
 from ui.service.line import Cost, LinePlace
 from ui.service.services import Services
-from ui.study.going import cell_in_turn, failure_words
 from ui.study.turns import SessionTurns, SessionWork, in_a_thread
+from ui.study.work import cell_in_turn, failure_words
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from kvq_core.engine.lane_state import LaneState, failure_line, joined_states
 from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.script import Script
-from kvq_core.engine.settling import settle_part
+from kvq_core.engine.store_tokens import settle_part
 from kvq_core.engine.stress import AppliedStress
 from kvq_core.machine import threads
 from kvq_core.models import LoadedModel

@@ -16,7 +16,7 @@ from kvq_core.spec import parse_lane
 from ui.form.lanes import append_lane
 from ui.form.lanes_panel import LanesPanel, redraw_lanes
 from ui.form.setup_panel import Setup
-from ui.html.look import look_html
+from ui.html.inspection import look_html
 from ui.html.status import line, notice, place_line
 from ui.panels.job_panel import JobPanel
 from ui.service.jobs import Job

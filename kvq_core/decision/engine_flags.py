@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, NoReturn
 
 from kvq_core.analysis.deploy import ENGINES
-from kvq_core.decision.plans import FP16, Candidate, LayerPlan
+from kvq_core.decision.layer_plans import FP16, Candidate, LayerPlan
 from kvq_core.decision.spaces import words_in
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods import make

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from kvq_core.analysis.looks import REPLAYED, cosines_at, looked_at, most_steps_at, noise, steps_at
-from kvq_core.capture.replay import replayed
-from kvq_core.engine import held
-from kvq_core.engine.held import READINGS
+from kvq_core.capture.layer_maps import replayed
+from kvq_core.engine import prompt_memory
+from kvq_core.engine.prompt_memory import READINGS
 from kvq_core.errors import SpecError
 from kvq_core.events import Finished, Prefill, Replaying
 from kvq_core.pipeline.added import adding_on, spec_of
 from kvq_core.pipeline.compare import compare_on
-from kvq_core.pipeline.looked import held_maps, look_at, look_held, looking_on, spec_of_look
-from kvq_core.record.part import part_of
+from kvq_core.pipeline.layer_look import held_maps, look_at, look_held, looking_on, spec_of_look
+from kvq_core.record.subset import part_of
 from kvq_core.spec import Lane, parse_spec
 from kvq_core.store.store import open_store
 from tests.core.pipeline.test_batches import KINDS, PROMPT
@@ -255,7 +255,7 @@ def test_what_only_maps_are_made_from_makes_way_first(model, monkeypatch):
     without = reading.prefill.nbytes
     assert reading.nbytes > without and READINGS.replay(parent.record.id) is not None
     free = 4 * without + 8 - reading.nbytes
-    monkeypatch.setattr(held, "free_bytes", lambda device: free)
+    monkeypatch.setattr(prompt_memory, "free_bytes", lambda device: free)
     READINGS.keep("again", reading)
     assert READINGS.replay(parent.record.id) is None and READINGS.take("again") is reading
     assert held_maps(parent.record, [0, 1], 1) is None and with_maps(parent.record, 1) is parent.record

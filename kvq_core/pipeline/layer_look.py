@@ -14,10 +14,10 @@ from kvq_core.analysis.plans import lane_of
 from kvq_core.analysis.scored import UNSCORED, has_steps
 from kvq_core.capture.attention import SINKS
 from kvq_core.capture.distribution import QUANTILES
+from kvq_core.capture.layer_maps import Replayed, replayed
 from kvq_core.capture.plan import LOOKED
-from kvq_core.capture.replay import Replayed, replayed
-from kvq_core.engine.held import READINGS
 from kvq_core.engine.key_log import Place, Replay
+from kvq_core.engine.prompt_memory import READINGS
 from kvq_core.engine.replaying import Divergences, follow, kit_of, log_of, stops_at
 from kvq_core.errors import LimitError, SpecError
 from kvq_core.events import Event, Finished, Replaying

@@ -17,7 +17,7 @@ from ui.html.status import unexpected_error
 from ui.service.admission import check_memory
 from ui.service.line import Cost, LinePlace
 from ui.service.services import Services
-from ui.study.opening import Results
+from ui.study.access import Results
 from ui.study.turns import SessionTurns, SessionWork, in_a_thread
 
 

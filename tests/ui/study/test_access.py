@@ -7,7 +7,7 @@ import pytest
 
 from kvq_core.store.store import open_store
 from kvq_core.studies.example import packaged_ids
-from ui.study.opening import KEPT, Results, demand_open, mine_html, mine_of, taken_over
+from ui.study.access import KEPT, Results, demand_open, mine_html, mine_of, taken_over
 from ui.study.parts import welcome_html
 from ui.study.results import answer_html
 
@@ -34,7 +34,7 @@ def test_nonsense_changes_nothing_of_the_list():
 @pytest.mark.slow
 def test_the_study_that_ships_opens_for_everybody_without_its_models(monkeypatch, tmp_path):
     monkeypatch.setattr("kvq_core.studies.cells.outline", lambda *_: pytest.fail("a model is looked for"))
-    monkeypatch.setattr("ui.study.opening.settings", lambda: SimpleNamespace(public=True))
+    monkeypatch.setattr("ui.study.access.settings", lambda: SimpleNamespace(public=True))
     services = SimpleNamespace(store=open_store(str(tmp_path / "store")))
     (id,) = packaged_ids()
     demand_open(services, id, "")

@@ -1,6 +1,6 @@
 """Some lanes of a run in the form of a run: which are drawn of many, and what of the run stays."""
 
-from kvq_core.record.part import best, drawn_of, part_of
+from kvq_core.record.subset import best, drawn_of, part_of
 from kvq_core.spec import parse_spec
 from tests.support.ui_record_factory import make_run
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from kvq_core.engine import replaying
-from kvq_core.engine.held import READINGS
+from kvq_core.engine.prompt_memory import READINGS
 from kvq_core.events import Replaying
 from kvq_core.methods.qaq.pools import RaggedCodec
-from kvq_core.pipeline.looked import looking_on
-from tests.core.pipeline.test_looked import run
+from kvq_core.pipeline.layer_look import looking_on
+from tests.core.pipeline.test_layer_look import run
 from tests.support.tiny_models import tiny
 
 LAYER, TOP = 1, 2

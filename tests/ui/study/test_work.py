@@ -18,11 +18,11 @@ from kvq_core.studies.study import study
 from tests.support.study_models import study_data, write_model
 from ui.service.line import UNKNOWN_COST
 from ui.service.services import Services
+from ui.study.access import demand_open, key_for, my_key, remember, share
 from ui.study.files import FILES
-from ui.study.going import Going, Studies, StudyStanding
-from ui.study.opening import demand_open, key_for, my_key, remember, share
 from ui.study.results import draw, live_html
 from ui.study.watching import standing_line
+from ui.study.work import Going, Studies, StudyStanding
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from kvq_core.settings import settings
 from kvq_core.store.beside import read_beside, write_beside
 from kvq_core.store.sharing import holds_key, key_of
 from kvq_core.studies.example import packaged_ids, packaged_studies
-from kvq_core.studies.kept import kept_plan
 from kvq_core.studies.result import StudyResult
+from kvq_core.studies.stored_plan import kept_plan
 from kvq_core.studies.study import stored_study
 from ui.html.escape import safe
 from ui.html.numbers import plural
