@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.by_kernel import NAMES, span
 from benchmarks.by_tuning import profiled, since, tuned
 from benchmarks.measured import HERE, table
-from kvq_core.packed.gpus import SHIPPED, Decoded, MeasuredGpu
+from kvq_core.packed.gpus import SHIPPED, DecodeSpeed, MeasuredGpu
 
 sys.path.append(str(HERE))  # the benchmark's modules name one another so, because it runs without this project
 try:
@@ -74,7 +74,7 @@ def gpu_summary_part(folder: Path = RESULTS) -> str:
     )
 
 
-def _summary(row: Decoded) -> list[str]:
+def _summary(row: DecodeSpeed) -> list[str]:
     times = "-" if row.times is None else f"{row.times:.2f}"
     return [row.cache, str(row.batch), f"{row.tokens_per_second:.0f}", times, f"{row.peak_gb:.1f}"]
 
@@ -97,7 +97,7 @@ def as_json(told: list[MeasuredGpu]) -> str:
 def _measured(found: Results) -> MeasuredGpu:
     facts, counts = found.facts, _counts(found)
     rows = tuple(
-        Decoded(cache, batch, round(1e3 * batch / graph["ms"], 4), times and round(times.value, 4), round(peak, 4))
+        DecodeSpeed(cache, batch, round(1e3 * batch / graph["ms"], 4), times and round(times.value, 4), round(peak, 4))
         for cache, batch, graph, _, times, peak in _generated(found)
     )
     return MeasuredGpu(

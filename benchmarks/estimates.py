@@ -33,13 +33,13 @@ def measure(repeats: int, new: int, lanes: str) -> dict[str, float | None]:
     from kvq_core.events import Finished
     from kvq_core.pipeline.compare import compare
     from kvq_core.pipeline.estimate import estimate
-    from kvq_core.pipeline.timings import Remaining
+    from kvq_core.pipeline.timings import RemainingTime
     from kvq_core.spec import parse_spec
 
     spec = parse_spec({"prompt": TEXT * repeats, "max_new_tokens": new, "lanes": LANES[lanes], "ignore_eos": True})
     found = estimate(spec)
     began, told = time.process_time(), []
-    remaining = Remaining(found.stages, time.process_time)
+    remaining = RemainingTime(found.stages, time.process_time)
     for event in compare(spec):
         left = remaining.after(event)
         told.append((time.process_time() - began, left))

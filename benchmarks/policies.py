@@ -26,7 +26,7 @@ import torch
 from benchmarks.measured import HERE, figures, keep
 from kvq_core.decision.layer_plans import FP16, Candidate, LayerPlan
 from kvq_core.decision.scores import Sensitivity
-from kvq_core.decision.sensitivity import answer_of, identity, losses, losses_of_some, measured
+from kvq_core.decision.sensitivity import answer_of, identity, losses, losses_of_some, score_layers
 from kvq_core.decision.uniform_lanes import DeployedLane, deployed_lanes
 from kvq_core.decision.verify import WIN, VerifiedOffer, verification
 from kvq_core.models import LoadedModel, load
@@ -70,7 +70,7 @@ class Case:
     def scores(self) -> Sensitivity:
         for count in range(1, self.prompts + 1):
             began, done = time.process_time(), 0
-            for event in measured(self.model, self.scored[:count], self.candidates):
+            for event in score_layers(self.model, self.scored[:count], self.candidates):
                 done += 1
                 if isinstance(event, Sensitivity):
                     found = event

@@ -1,4 +1,4 @@
-"""What data that is read or written is made of."""
+"""The base of all data that is read from files or written to them: frozen, and strict about fields."""
 
 from pydantic import BaseModel, ConfigDict
 

@@ -14,7 +14,7 @@ from ui.form.draft_panel import VISIT_JS, create_draft, restore_form, wire_draft
 from ui.form.filling import NEXT_FOR_A_LINK, form_of, form_outputs, from_preset, linked_form, looked_at, open_page
 from ui.form.lanes_panel import LanesPanel, create_lanes, wire_bundle, wire_flags
 from ui.form.setup_panel import Setup, create_setup, wire_presets
-from ui.form.waiting import filled
+from ui.form.waiting import mark_filled
 from ui.html.along import along_html
 from ui.html.copying import FOLLOW_JS
 from ui.html.scripts import PAGE_JS
@@ -26,7 +26,7 @@ from ui.panels.claims import create_claims
 from ui.panels.differs import create_differs, wire_differs
 from ui.panels.first_sight import place_home
 from ui.panels.header import OTHERS, chip, create_header, markup
-from ui.panels.history import History, create_history, create_shared, listed, remember, wire_history
+from ui.panels.history import History, create_history, create_shared, list_history, remember, wire_history
 from ui.panels.inspection import LOOKING, LookPanel, create_look, wire_look
 from ui.panels.instruments import Instruments, create_asked, create_instruments, show_instruments
 from ui.panels.launch import RUN, LaunchPanel, create_launch, wire_estimate, wire_run
@@ -213,7 +213,7 @@ def _wire_shown(page: Page, services: Services) -> None:
         record = services.records.get(shown["run"])[0]
         beside = {run: key for run in own if (key := key_for(services, run))}
         kept = remember(kept, record, "" if linked else key_for(services, record.id), beside, shown.get("without", ()))
-        return [kept, *listed(kept, find)]
+        return [kept, *list_history(kept, find)]
 
     outputs = [
         page.header,
@@ -272,7 +272,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, places: tuple[StudyPlace, DecideP
         shown, message, learn, form = visited(kept, request)
         form = restore_form(draft) or linked_form(dict(request.query_params)) or form
         stage = stage_html(None) if shown is None and not OTHERS & set(request.query_params) else gr.skip()
-        return [message, stage, *learn, *listed(kept), *form]
+        return [message, stage, *learn, *list_history(kept), *form]
 
     def leave(request: gr.Request) -> None:
         for job in (RUN, TRAINING, MEASURING, LOOKING, ACTING):
@@ -292,9 +292,9 @@ def _wire_visit(blocks: gr.Blocks, page: Page, places: tuple[StudyPlace, DecideP
     brought = blocks.load(bring, [page.past.kept, page.views.on_page], page.run, **SWIFT)
     brought.then(lambda shown: gr.skip() if shown.get("run") else canvas(10), page.run, page.plotly, **SWIFT)
     arrived = blocks.load(arrive, [page.past.kept, page.draft], outputs, js=VISIT_JS, **SWIFT)
-    filled(arrived, "left")
-    filled(wire_visit(places[0], arrived), "study-left")
-    filled(places[1].wire_visit(arrived), "decide-left")
+    mark_filled(arrived, "left")
+    mark_filled(wire_visit(places[0], arrived), "study-left")
+    mark_filled(places[1].wire_visit(arrived), "decide-left")
     blocks.load(None, None, None, js=PAGE_JS)
     blocks.unload(leave)
     page.launch.run.click(None, None, None, js=TO_ANSWERS, **SWIFT)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvq_core.advice.answering import Answering, one_model
-from kvq_core.advice.deciding import Deciding, silent, study_for
+from kvq_core.advice.answering import StudyQuestion, one_model
+from kvq_core.advice.deciding import DecisionMaker, silent, study_for
 from kvq_core.advice.decision import Decision, DecisionRequest
 from kvq_core.advice.report import Advice
 from kvq_core.advice.turns import Here
@@ -80,11 +80,11 @@ def decide(
     if prompts is None:
         result = stored(study, place) if isinstance(study, str) else study
         assert result is not None
-        return Answering(result, one_model(result, model), asked, weights).decision()
+        return StudyQuestion(result, one_model(result, model), asked, weights).decision()
     told = progress or silent
     planned = plan(study_for(model or DEFAULT_MODEL, prompts, asked.engine), told)
     turns = Here(workers_here(planned, place) if workers is None else workers)
-    going = Deciding(planned, planned.cells[0].model, asked, place, weights, turns, told)
+    going = DecisionMaker(planned, planned.cells[0].model, asked, place, weights, turns, told)
     *_, last = going.decisions()
     return last
 

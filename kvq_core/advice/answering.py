@@ -7,7 +7,7 @@ from kvq_core.advice.answer import Study
 from kvq_core.advice.decision import Decision, DecisionRequest
 from kvq_core.advice.grounds import Grounds, LaneFit, signs_of
 from kvq_core.advice.options import FP16, FitPlace, model_shape, own_weights, weights_files
-from kvq_core.advice.placing import Placed, in_place
+from kvq_core.advice.placing import PlacedAdvice, in_place
 from kvq_core.advice.policy import LayerPolicy, Without
 from kvq_core.decision.fronts import fronts
 from kvq_core.errors import SpecError, excerpt
@@ -20,7 +20,7 @@ from kvq_core.studies.result import StudyResult
 NOT_LOOKED = "python -m kvq_core inspect tells of layers at risk."
 
 
-class Answering:
+class StudyQuestion:
     """``looked``: what inspection found, else what is kept of it; ``unlooked``: why it did not look."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Answering:
         return Decision(asked=self.asked, advice=placed.advice, grounds=self._grounds(study, lanes, placed, tried))
 
     def _grounds(
-        self, study: Study, lanes: Sequence[Lane], placed: Placed, tried: LayerPolicy | Without | None
+        self, study: Study, lanes: Sequence[Lane], placed: PlacedAdvice, tried: LayerPolicy | Without | None
     ) -> Grounds:
         scores = None if tried is None else tried.scores
         policy = tried if isinstance(tried, LayerPolicy) else None
@@ -87,7 +87,7 @@ class Answering:
             own_context=self.shape.context,
         )
 
-    def _fits(self, lanes: Sequence[Lane], placed: Placed) -> list[LaneFit]:
+    def _fits(self, lanes: Sequence[Lane], placed: PlacedAdvice) -> list[LaneFit]:
         """Of fp16, the front and the lanes that the answer names."""
         found = placed.advice
         named = {each.label for each in found.front if each.front} | {found.label, found.runner_up}

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvq_core.advice.answering import NOT_LOOKED, Answering
+from kvq_core.advice.answering import NOT_LOOKED, StudyQuestion
 from kvq_core.advice.ask import engine_of
 from kvq_core.advice.decision import Decision, DecisionRequest
 from kvq_core.advice.policy import ScoringBudget
-from kvq_core.advice.trying import Trying
+from kvq_core.advice.trying import PolicyTrial
 from kvq_core.advice.turns import Here, SharedExecutor
 from kvq_core.errors import KvqError
 from kvq_core.inspection import Inspection
@@ -57,7 +57,7 @@ def _has_chat(model: LoadedModel) -> bool:
 
 
 @dataclass
-class Deciding:
+class DecisionMaker:
     """A decision on the model ``name`` of a study that is planned. ``looks``: whether the model may be looked at;
     ``layers``: whether a policy of layers is tried where the model has layers at risk, or no lane will do."""
 
@@ -80,14 +80,14 @@ class Deciding:
         """
         looked, unlooked = self._looked() if self.looks else (None, NOT_LOOKED)
         result = run_plan(self.plan, self.store, executor=self.turns, progress=self.progress)
-        going = Answering(result, self.name, self.asked, self.weights, looked, unlooked)
+        going = StudyQuestion(result, self.name, self.asked, self.weights, looked, unlooked)
         first = going.decision()
         yield first
         called = first.advice.kind != "few" and (going.at_risk or first.advice.label is None)
         if not (self.layers and called and self.turns.wanted):
             return
         model = outline(self.name, self.plan.spec.comparison.revision)
-        trying = Trying(result, model, going.ask, self.store, self.turns, self.progress, self.scoring)
+        trying = PolicyTrial(result, model, going.ask, self.store, self.turns, self.progress, self.scoring)
         if (found := trying.found()) is not None:
             yield going.decision(found)
 

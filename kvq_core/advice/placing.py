@@ -13,7 +13,7 @@ from kvq_core.spec import Lane
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedAdvice:
     """The advice, and the place and the options that it is of."""
 
     advice: Advice
@@ -23,7 +23,7 @@ class Placed:
 
 def in_place(
     study: Study, lanes: Sequence[Lane], places: Sequence[FitPlace], policy: LayerPolicy | None = None
-) -> Placed:
+) -> PlacedAdvice:
     """The advice with the first weights with which a lane will do, else with the last. Raises SpecError as
     ``advice_of`` does, and where there is no place."""
     for place in places:
@@ -34,7 +34,7 @@ def in_place(
         here = replace(study, options=options, fp16=fp16, weights=place.weights)
         found = advice_of(replace(here, nearest_context=_nearest(here, lanes, place)), place.ask)
         if found.lane is not None or found.kind == "few" or place is places[-1]:
-            return Placed(found, place, options)
+            return PlacedAdvice(found, place, options)
     raise AssertionError("there is a place at least")
 
 

@@ -13,8 +13,8 @@ from kvq_core.advice.turns import SharedExecutor
 from kvq_core.analysis.verdict import TIERS
 from kvq_core.decision.layer_plans import NOT_ALIKE, Candidate, LayerPlan
 from kvq_core.decision.scores import Sensitivity
-from kvq_core.decision.sensitivity import Scored, measured
-from kvq_core.decision.solver import Costs, Solved
+from kvq_core.decision.sensitivity import ScoringProgress, score_layers
+from kvq_core.decision.solver import Costs, SolvedPolicy
 from kvq_core.decision.spaces import SPACES, flags, solve
 from kvq_core.decision.uniform_lanes import DeployedLane, deployed_lanes
 from kvq_core.decision.verify import ENDS
@@ -38,7 +38,7 @@ SPARE = (1.0, 1.5, 3.0)  # times below the tolerance that policies are predicted
 
 
 @dataclass(frozen=True)
-class Trying:
+class PolicyTrial:
     """A policy for ``model`` on a study's prompts: what is scored and run is kept, and goes on where it stopped."""
 
     result: StudyResult
@@ -92,9 +92,9 @@ class Trying:
     def _scored(self, candidates: Sequence[Candidate], most: int) -> Sensitivity | None:
         """None where they are wanted no more."""
 
-        def passes() -> Iterator[Scored | Sensitivity]:
+        def passes() -> Iterator[ScoringProgress | Sensitivity]:
             prompts = self.result.plan.prompts[::2][:most]
-            yield from measured(load(self.model.id, self.model.revision), prompts, candidates, self.scoring.at_once)
+            yield from score_layers(load(self.model.id, self.model.revision), prompts, candidates, self.scoring.at_once)
 
         for event in self.turns.each(passes()):
             if isinstance(event, Sensitivity):
@@ -127,7 +127,7 @@ class Trying:
         return LayerPolicy(
             lane=lanes[at].model_copy(update={"label": LABEL}),
             ends=ends,
-            offered=undominated(titled, rows, others),
+            offered=front_of(titled, rows, others),
             rows=rows.assign(lane=rows["lane"].replace(f"{LABEL} {at}", LABEL)),
             flags=flags(self._engine, chosen.plan, candidates) if self._engine else None,
             scores=scores,
@@ -147,14 +147,14 @@ class Trying:
         done = run_plan(planned, self.store, executor=self.turns, progress=self.progress)
         return done.table if self.turns.wanted else None
 
-    def _chosen(self, rows: "pd.DataFrame", tried: Sequence[Solved]) -> int:
+    def _chosen(self, rows: "pd.DataFrame", tried: Sequence[SolvedPolicy]) -> int:
         """Of policies of rising bytes the first that holds as it was measured, else the one that loses least."""
         means = rows.groupby("lane")["kld_mean"].mean()
         losses = [float(means.get(f"{LABEL} {at}", np.inf)) for at in range(len(tried))]
         return next((at for at, loss in enumerate(losses) if loss <= self._limit), int(np.argmin(losses)))
 
 
-def smallest(costs: Costs, limit: float, engine: str | None, candidates: Sequence[Candidate]) -> Solved | None:
+def smallest(costs: Costs, limit: float, engine: str | None, candidates: Sequence[Candidate]) -> SolvedPolicy | None:
     """The policy of the fewest bits that is predicted to lose at most ``limit`` nats."""
     least = costs.nbytes.min(-1).sum() / costs.budget(16.0) * 16
     for bits in np.arange(least, 16.0, STEP):
@@ -167,15 +167,15 @@ def smallest(costs: Costs, limit: float, engine: str | None, candidates: Sequenc
     return None
 
 
-def plainest(costs: Costs, budget: int) -> Solved:
+def plainest(costs: Costs, budget: int) -> SolvedPolicy:
     """One format with the first and last layers in fp16: the one that is predicted to lose least of those that take no
     more than the policy, else the smallest."""
-    every = [Solved.of(LayerPlan.uniform(costs.layers, n, n).with_ends(ENDS), costs) for n in costs.names[:-1]]
+    every = [SolvedPolicy.of(LayerPlan.uniform(costs.layers, n, n).with_ends(ENDS), costs) for n in costs.names[:-1]]
     fitting = [each for each in every if each.nbytes <= budget]
     return min(fitting, key=lambda each: each.predicted) if fitting else min(every, key=lambda each: each.nbytes)
 
 
-def undominated(lanes: Sequence[Lane], rows: "pd.DataFrame", beside: Sequence[DeployedLane]) -> tuple[Lane, ...]:
+def front_of(lanes: Sequence[Lane], rows: "pd.DataFrame", beside: Sequence[DeployedLane]) -> tuple[Lane, ...]:
     """The lanes that ran on every prompt and that none of the others beats in bytes and loss."""
     means = rows.groupby("lane")["kld_mean"].agg(lambda klds: klds.mean(skipna=False)).dropna()
     each_of = zip(lanes, beside, strict=True)

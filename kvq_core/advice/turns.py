@@ -1,4 +1,4 @@
-"""Whose turn the machine is: a server gives it out step by step, a command has it to itself."""
+"""Turns at the machine for the steps of a decision: a server gives them out, a command takes them all."""
 
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass

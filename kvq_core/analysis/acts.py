@@ -17,7 +17,7 @@ from kvq_core.errors import KvqError, SpecError
 from kvq_core.methods import ModelShape, knobs, methods
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
-from kvq_core.spec import Lane, Rule, reached
+from kvq_core.spec import Lane, Rule, rules_for
 
 WIDE = 8  # bits
 SINKS = 4  # first tokens
@@ -178,7 +178,7 @@ def _act(lane: Lane, shape: ModelShape, offer: Offer) -> Act | None:
     """The lane with an offer's rules in place of its own, those of them that are for anything; None where that is no
     lane, or is the lane itself."""
     name, says, because, label, rules = offer
-    changed = reached(rules, shape)
+    changed = rules_for(rules, shape)
     if changed == lane.every_rule:
         return None
     short = lane.label[: max(8, LABEL - 3 - len(label))].rstrip()

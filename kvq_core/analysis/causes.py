@@ -10,7 +10,7 @@ from kvq_core.errors import KvqError, SpecError
 from kvq_core.methods import ModelShape
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from kvq_core.spec import TENSORS, Lane, Rule, layer_words, reached
+from kvq_core.spec import TENSORS, Lane, Rule, layer_words, rules_for
 
 THIRDS = ("first", "middle", "last")
 ABOUT, FROM = "What the damage of ", " comes from"
@@ -32,7 +32,7 @@ def variants(lane: Lane, shape: ModelShape) -> list[tuple[Kind | None, Lane]]:
     kept = lane.model_dump(mode="json", include={"prefill", "select"})
     for kind, label, rules in _causes(lane, shape):
         with suppress(SpecError):  # windows that rules of some tokens, or the way the prompt is read, cannot do without
-            left = Lane(label=label, rules=reached(rules, shape), **kept)
+            left = Lane(label=label, rules=rules_for(rules, shape), **kept)
             if any(left.plan(shape)):  # else the whole lane is in fp16 then
                 found.append((kind, left))
     return found

@@ -18,7 +18,7 @@ BLOCK_BYTES = 32_000_000  # of the scores of all rows that are computed at once
 
 
 @dataclass(frozen=True)
-class Replayed:
+class LayerMaps:
     """Of one layer, every query head of it, and as many steps as attention is kept of: ``arrays`` named as in the
     record, the axes as CaptureInfo has them."""
 
@@ -30,7 +30,7 @@ class Replayed:
     depth_edges: list[int]
 
 
-def replayed(reference: Place, lanes: Sequence[Place], layer: int) -> Replayed:
+def layer_maps(reference: Place, lanes: Sequence[Place], layer: int) -> LayerMaps:
     """What lanes make of a layer's scores beside the reference: rows of one run, or of runs that follow one answer."""
     kit, _ = reference
     heads, steps, dim = kit.queries[layer].shape[1:]
@@ -54,7 +54,7 @@ def replayed(reference: Place, lanes: Sequence[Place], layer: int) -> Replayed:
         arrays |= {f"lane/{at}/{name}": values for name, values in found.items()}
     arrays |= _distributions(reference, lanes, layer) | _cosines(reference, lanes, layer)
     axes = tap.step_edges, tap.position_edges, attention.captured_steps, attention.depths.edges
-    return Replayed(arrays, every, *axes)
+    return LayerMaps(arrays, every, *axes)
 
 
 def _seen(reference: Place, lanes: Sequence[Place], layer: int, extent: Extent) -> Iterator[StepScores]:

@@ -1,4 +1,4 @@
-"""How sure a mean over a few texts is."""
+"""The t-interval of a mean over a few texts, and what within noise means."""
 
 from collections.abc import Sequence
 

@@ -43,7 +43,7 @@ class ClaimRow:
         return any(found is not None and found.verdict in JUDGED and within_noise(found) for found in self.results)
 
 
-def joined(boards: Sequence[Board]) -> tuple[ClaimRow, ...]:
+def claim_rows(boards: Sequence[Board]) -> tuple[ClaimRow, ...]:
     """A row a claim that any board has, papers and their claims in the order in which the boards bring them."""
     firsts: dict[str, ClaimResult] = {}
     for board in boards:
@@ -64,9 +64,9 @@ def short_title(title: str) -> str:
     return title.split("-Instruct")[0]
 
 
-def counted(boards: Sequence[Board]) -> str:
+def summary(boards: Sequence[Board]) -> str:
     """``20 of 29 hold on both models; 5 flip with the model, 2 of them with a verdict within noise.``"""
-    rows = joined(boards)
+    rows = claim_rows(boards)
     held = sum(row.holds_on_all for row in rows)
     if len(boards) == 1:
         return f"{held} of {len(rows)} hold here; {sum(row.in_doubt for row in rows)} verdicts are within noise."

@@ -13,13 +13,13 @@ from kvq_core.claims.board import (
     texts_share,
     within_noise,
 )
-from kvq_core.claims.side_by_side import FLIPS, NOT_MEASURED, ClaimRow, counted, joined, short_title
+from kvq_core.claims.side_by_side import FLIPS, NOT_MEASURED, ClaimRow, claim_rows, short_title, summary
 
 
 def plain_table(boards: Sequence[Board]) -> str:
     """The boards for a terminal: a claim with what the paper says of it, then a verdict a model with its numbers."""
-    lines, paper = [circumstances(*boards), counted(boards)], ""
-    for row in joined(boards):
+    lines, paper = [circumstances(*boards), summary(boards)], ""
+    for row in claim_rows(boards):
         claim = row.claim
         if claim.paper != paper:
             paper = claim.paper
@@ -49,10 +49,10 @@ def _plain_verdict(found: ClaimResult | None) -> str:
 def markdown_table(boards: Sequence[Board]) -> str:
     """The whole boards, a row a claim and a column a model, as docs/claims.md shows them."""
     heads = ["Paper", "The paper says", "Tested here", *(board.model_title for board in boards)]
-    rows = [_cells(row) for row in joined(boards)]
+    rows = [_cells(row) for row in claim_rows(boards)]
     return "\n".join(
         [
-            counted(boards),
+            summary(boards),
             "",
             *markdown_rows([heads, *rows]),
             "",
@@ -77,10 +77,10 @@ def summary_table(boards: Sequence[Board]) -> str:
             *map(verdict_markdown, row.results),
             "<br>".join(main_figure(found, measured) for found in measured),
         ]
-        for row in joined(boards)
+        for row in claim_rows(boards)
         for measured in [[found for found in row.results if found]]
     ]
-    return "\n".join([f"{counted(boards)} {circumstances(*boards)}", "", *markdown_rows([heads, *rows])])
+    return "\n".join([f"{summary(boards)} {circumstances(*boards)}", "", *markdown_rows([heads, *rows])])
 
 
 def markdown_rows(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -117,5 +117,5 @@ def boards_json(boards: Sequence[Board]) -> str:
     """One board as it is stored; several as ``{"flips": [ids of claims], "boards": [each as it is stored]}``."""
     if len(boards) == 1:
         return board_json(boards[0])
-    flips = [row.claim.id for row in joined(boards) if row.flips]
+    flips = [row.claim.id for row in claim_rows(boards) if row.flips]
     return json.dumps({"flips": flips, "boards": [board.model_dump(mode="json") for board in boards]}, indent=1) + "\n"

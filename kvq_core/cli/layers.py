@@ -13,7 +13,7 @@ from kvq_core.errors import SpecError
 
 if TYPE_CHECKING:
     from kvq_core.decision.scores import Score
-    from kvq_core.decision.sensitivity import Scored
+    from kvq_core.decision.sensitivity import ScoringProgress
     from kvq_core.decision.verify import MeasuredLane, MeasuredPolicy
     from kvq_core.models import LoadedModel
     from kvq_core.studies.prompts import StudyPrompt
@@ -82,13 +82,13 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _score(arguments: argparse.Namespace) -> None:
     from kvq_core.decision.layer_plans import Candidate
-    from kvq_core.decision.sensitivity import measured
+    from kvq_core.decision.sensitivity import score_layers
     from kvq_core.spec import DEFAULT_MODEL
 
     prompts, candidates = read_prompts(arguments.prompts), [Candidate.parse(each) for each in arguments.format]
     with redirect_stdout(sys.stderr), Bar() as bar:
         model = _loaded(arguments.model or DEFAULT_MODEL, bar)
-        scores = _last(measured(model, prompts, candidates), bar, "Scoring layers")
+        scores = _last(score_layers(model, prompts, candidates), bar, "Scoring layers")
     found = scores.scores()
     if arguments.json:
         print(as_json({"id": scores.id, "scores": [each.model_dump(mode="json") for each in found]}))
@@ -98,17 +98,17 @@ def _score(arguments: argparse.Namespace) -> None:
 
 def _solve(arguments: argparse.Namespace) -> None:
     from kvq_core.decision.scores import load_scores
-    from kvq_core.decision.sensitivity import checked
+    from kvq_core.decision.sensitivity import check_model
     from kvq_core.decision.spaces import engine_title
-    from kvq_core.decision.verify import verified
+    from kvq_core.decision.verify import verify
 
     scores, prompts = load_scores(arguments.solve), read_prompts(arguments.check_prompts)
     if arguments.engine is not None:
         engine_title(arguments.engine)
     with redirect_stdout(sys.stderr), Bar() as bar:
         model = _loaded(arguments.model or scores.model, bar)
-        checked(model, scores)
-        found = _last(verified(model, scores, arguments.bits, arguments.engine, prompts), bar, "Verifying")
+        check_model(model, scores)
+        found = _last(verify(model, scores, arguments.bits, arguments.engine, prompts), bar, "Verifying")
     print(as_json(found.model_dump(mode="json")) if arguments.json else _answered(found))
 
 
@@ -116,13 +116,13 @@ def _front(arguments: argparse.Namespace) -> None:
     from kvq_core.decision.fronts import fronts
     from kvq_core.decision.layer_plans import Candidate
     from kvq_core.decision.scores import load_scores
-    from kvq_core.decision.sensitivity import checked
+    from kvq_core.decision.sensitivity import check_model
     from kvq_core.models import outline
 
     scores = load_scores(arguments.front)
     with redirect_stdout(sys.stderr):
         model = outline(arguments.model or scores.model)
-        checked(model, scores)
+        check_model(model, scores)
     found = fronts(scores.costs(model.shape), [Candidate.parse(name) for name in scores.formats])
     if arguments.json:
         print(as_json({"id": scores.id, "fronts": [each.model_dump(mode="json") for each in found]}))
@@ -150,11 +150,11 @@ def _loaded(id: str, bar: Bar) -> "LoadedModel":
     return load(id)
 
 
-def _last(events: "Iterator[Scored | Result]", bar: Bar, doing: str) -> "Result":
-    from kvq_core.decision.sensitivity import Scored
+def _last(events: "Iterator[ScoringProgress | Result]", bar: Bar, doing: str) -> "Result":
+    from kvq_core.decision.sensitivity import ScoringProgress
 
     for event in events:
-        if not isinstance(event, Scored):
+        if not isinstance(event, ScoringProgress):
             return event
         bar(doing, event.done, event.total)
     raise AssertionError("it ends with what was found")

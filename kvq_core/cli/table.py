@@ -14,7 +14,7 @@ from kvq_core.errors import SpecError
 if TYPE_CHECKING:
     from kvq_core.studies.cells import CellPlan
     from kvq_core.studies.result import StudyResult
-    from kvq_core.studies.table import Checked
+    from kvq_core.studies.table import CheckedCell
 
 EXAMPLES = (
     "python -m kvq_core table --quick\n"
@@ -85,17 +85,17 @@ def _picture(result: "StudyResult") -> str:
     return picture(summary["lanes"], f"Mean KLD in nats with 95 % intervals, {cells['done']} of {cells['total']} cells")
 
 
-def _checked(planned: "CellPlan", url: str, progress: StudyBar) -> "list[Checked]":
+def _checked(planned: "CellPlan", url: str, progress: StudyBar) -> "list[CheckedCell]":
     from kvq_core.store.store import open_store
-    from kvq_core.studies.table import checked, chosen
+    from kvq_core.studies.table import check_cells, sampled_cells
 
-    found: list[Checked] = []
-    for each in checked(planned, open_store(url)):
+    found: list[CheckedCell] = []
+    for each in check_cells(planned, open_store(url)):
         found.append(each)
-        progress("Computing again", len(found), len(chosen(planned)))
+        progress("Computing again", len(found), len(sampled_cells(planned)))
     return found
 
 
-def _line(found: "Checked") -> str:
+def _line(found: "CheckedCell") -> str:
     apart = "" if found.apart is None else f", at most {found.apart:.2g} nats apart"
     return f"{found.run} {found.prompt}: {found.why or 'agrees'}{apart}"

@@ -34,7 +34,7 @@ class RopeForm(Protocol):
         """Stored keys (rows, kv_heads, tokens, head_dim) float32 as attention reads them."""
 
 
-class Read(Protocol):
+class BlockReader(Protocol):
     """A block as it is read: scores where it holds keys, weighted sums where it holds values.
 
     ``block`` is what the stream is to hold, the one given or an equal one that shares memory. What a reading keeps
@@ -74,7 +74,7 @@ class Packed:
     once a block. ``groups``: the same in a growing store, for tokens that leave the window for good as they age; None
     where something else than groups of codes is stored."""
 
-    read: Callable[[Block, int, RopeForm | None], Read]
+    read: Callable[[Block, int, RopeForm | None], BlockReader]
     groups: Groups | None = None
 
     @classmethod

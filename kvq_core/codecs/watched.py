@@ -16,7 +16,7 @@ SLACK = 1e-3  # of the counted bits: what rounding may lose of those that are cl
 
 
 @contextmanager
-def naming(whose: str) -> Iterator[None]:
+def errors_of(whose: str) -> Iterator[None]:
     """Errors inside as a MethodError of one line that begins with ``whose``. Memory that ran out stays what it is."""
     try:
         yield
@@ -34,7 +34,7 @@ def _line(whose: str, said: str) -> str:
     return said if said.startswith(f"{whose}: ") else f"{whose}: {abbreviate(' '.join(said.split()), 300)}"
 
 
-class Watched(Codec):
+class WatchedCodec(Codec):
     """``inner``, checked whenever it stores: shapes, finite numbers, and that the bits and bytes it claims are no fewer
     than its tensors take. ``whose`` begins every refusal."""
 
@@ -52,31 +52,31 @@ class Watched(Codec):
         return self.inner.model_bytes
 
     def encode(self, x: Tensor, start: int) -> Block:
-        with naming(self.whose):
+        with errors_of(self.whose):
             return self._checked(self.inner.encode(x, start), x)
 
     def encode_prompt(self, x: Tensor, start: int) -> Block:
-        with naming(self.whose):
+        with errors_of(self.whose):
             return self._checked(self.inner.encode_prompt(x, start), x)
 
     def extend(self, blocks: list[Block], x: Tensor, start: int) -> Tensor:
-        with naming(self.whose):
+        with errors_of(self.whose):
             return self._extended(blocks, x, self.inner.extend(blocks, x, start))
 
     def extend_prompt(self, blocks: list[Block], x: Tensor, start: int) -> Tensor:
-        with naming(self.whose):
+        with errors_of(self.whose):
             return self._extended(blocks, x, self.inner.extend_prompt(blocks, x, start))
 
     def begun(self, tokens: int) -> Codec:
-        with naming(self.whose):
-            return Watched(self.inner.begun(tokens), self.whose)
+        with errors_of(self.whose):
+            return WatchedCodec(self.inner.begun(tokens), self.whose)
 
     def preview(self, x: Tensor, layer: int, start: int) -> Tensor:
-        with naming(self.whose):
+        with errors_of(self.whose):
             return _sound(self.inner.preview(x, layer, start), x)
 
     def observe(self, blocks: list[Block], queries: Tensor, attention: Tensor, start: int) -> Patch | None:
-        with naming(self.whose):
+        with errors_of(self.whose):
             patch = self.inner.observe(blocks, queries, attention, start)
             if patch is not None and not torch.isfinite(patch.values).all():
                 raise MethodError("observe gave NaN or infinity")
@@ -84,25 +84,25 @@ class Watched(Codec):
 
     def remarks(self, blocks: list[Block]) -> tuple[str, ...]:
         try:
-            with naming(self.whose):
+            with errors_of(self.whose):
                 return tuple(map(str, self.inner.remarks(blocks)))
         except MethodError as error:  # the lane has run: what it would say of itself is no reason to lose it
             return (str(error),)
 
     def usage(self, blocks: list[Block]) -> dict[str, Tensor]:
-        with naming(self.whose):
+        with errors_of(self.whose):
             return self.inner.usage(blocks)
 
     def decode(self, block: Block) -> Tensor:
-        with naming(self.whose):
+        with errors_of(self.whose):
             return self.inner.decode(block)
 
     def bits(self, block: Block) -> Tensor:
-        with naming(self.whose):
+        with errors_of(self.whose):
             return self.inner.bits(block)
 
     def packed(self, path: Path) -> Packed:
-        with naming(self.whose):
+        with errors_of(self.whose):
             return self.inner.packed(path)
 
     def _checked(self, block: Block, x: Tensor) -> Block:

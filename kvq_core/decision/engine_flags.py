@@ -25,7 +25,7 @@ _CONFIG = re.compile(r"cache_config=(\{[^{}]*\})")  # of transformers' generate
 KNOWN = "-ctk q8_0 -ctv q4_0, --kv-cache-dtype fp8, -cq 8,4, cache_config={...}"
 
 
-def pasted(command: str, layers: int | None) -> Lane:
+def lane_of_flags(command: str, layers: int | None) -> Lane:
     """The lane of a command's flags, on a model of so many layers where they name single ones. Raises SpecError."""
     given = _read(command)
     if layers is None and (given["skip"] or any(given[f"{flag}_{at}"] for flag in _CALLED for at in ("first", "last"))):
@@ -33,14 +33,15 @@ def pasted(command: str, layers: int | None) -> Lane:
     refusals = []
     for name in _engines(given, command):
         try:
-            plan = parsed(name, command, deployed(), layers or 1)
-            return plan.lane(sorted(deployed(), key=lambda each: each.name not in plan.keys))  # keys' rules come first
+            plan = policy_of_flags(name, command, engine_formats(), layers or 1)
+            keys_first = sorted(engine_formats(), key=lambda each: each.name not in plan.keys)
+            return plan.lane(keys_first)
         except SpecError as error:
             refusals.append(error)
     raise refusals[0]
 
 
-def parsed(name: str, command: str, candidates: Sequence[Candidate], layers: int) -> LayerPlan:
+def policy_of_flags(name: str, command: str, candidates: Sequence[Candidate], layers: int) -> LayerPlan:
     """The policy that a command says to the engine of that name, on a model of so many layers. Raises SpecError."""
     words = {word: own for own, word in words_in(name, candidates).items()}
     given = _read(command)
@@ -57,7 +58,7 @@ def parsed(name: str, command: str, candidates: Sequence[Candidate], layers: int
 
 
 @cache
-def deployed() -> tuple[Candidate, ...]:
+def engine_formats() -> tuple[Candidate, ...]:
     """Every format that an engine has, but fp16, which every policy may take: those that llama.cpp rotates also without
     that, as its fork stores them."""
     found = []

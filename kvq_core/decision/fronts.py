@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from kvq_core.decision.layer_plans import Candidate
-from kvq_core.decision.solver import Costs, Solved
+from kvq_core.decision.solver import Costs, SolvedPolicy
 from kvq_core.decision.spaces import MODELOPT, SPACES, engine_title, solve, version_of, words_of
 from kvq_core.errors import SpecError
 from kvq_core.spec.part import SpecPart
@@ -60,7 +60,7 @@ def _front(costs: Costs, candidates: Sequence[Candidate], engine: str | None) ->
     )
 
 
-def _solved(costs: Costs, candidates: Sequence[Candidate], engine: str | None) -> Iterator[Solved]:
+def _solved(costs: Costs, candidates: Sequence[Candidate], engine: str | None) -> Iterator[SolvedPolicy]:
     """Policies of rising budgets; those that hold nothing of the space are passed over."""
     least, most = int(costs.nbytes.min(-1).sum()), costs.budget(16.0)
     for budget in np.geomspace(least, most, BUDGETS):

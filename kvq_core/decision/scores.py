@@ -105,7 +105,7 @@ def file_of(id: str) -> Path:
     return settings().home / "layers" / f"{id}.json"
 
 
-def stored(id: str) -> Sensitivity | None:
+def read_scores(id: str) -> Sensitivity | None:
     """Kept scores; None where there are none of this version."""
     held = read_memo(file_of(id))
     try:
@@ -117,7 +117,7 @@ def stored(id: str) -> Sensitivity | None:
 
 def load_scores(id: str) -> Sensitivity:
     """Raises SpecError where none of that id are kept here."""
-    found = stored(id) if id.isalnum() else None
+    found = read_scores(id) if id.isalnum() else None
     if found is None:
         raise SpecError(f"Scores {excerpt(id)} are not kept here; python -m kvq_core layers --model M measures some.")
     return found

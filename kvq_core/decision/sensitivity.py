@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvq_core.decision.layer_plans import Candidate
-from kvq_core.decision.scores import VERSION, Sensitivity, id_of, keep, key, stored
+from kvq_core.decision.scores import VERSION, Sensitivity, id_of, keep, key, read_scores
 from kvq_core.errors import KvqError, MethodError, SpecError
 from kvq_core.events import end_of
 from kvq_core.models import LoadedModel
@@ -19,16 +19,16 @@ FIELDS = ("prompt", "messages", "system", "tools")  # of a prompt that a compari
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoringProgress:
     """A part is done: so many comparisons of all."""
 
     done: int
     total: int
 
 
-def measured(
+def score_layers(
     model: LoadedModel, prompts: Sequence[StudyPrompt], candidates: Sequence[Candidate], at_once: int = MAX_LANES
-) -> Iterator[Scored | Sensitivity]:
+) -> Iterator[ScoringProgress | Sensitivity]:
     """Score every layer for every candidate on every prompt; what has been scored is kept, and not scored again. The
     scores come last. Closing it stops, and loses one comparison, of ``at_once`` lanes, at most.
 
@@ -52,7 +52,7 @@ def measured(
             scores = scores.added(known, {key(*each): loss for each, loss in zip(some, found, strict=True)})
             keep(scores)
             done, left = done + 1, left[at_once:]
-            yield Scored(done, total)
+            yield ScoringProgress(done, total)
     yield scores
 
 
@@ -119,7 +119,7 @@ def _begun(model: LoadedModel, candidates: Sequence[Candidate]) -> Sensitivity:
     begun = Sensitivity(
         id=id, version=VERSION, model=model.id, layers=model.shape.layers, positions=POSITIONS, formats=names
     )
-    return stored(id) or begun
+    return read_scores(id) or begun
 
 
 def _lane(candidate: Candidate, tensor: Tensor, layer: int) -> Lane:
@@ -127,7 +127,7 @@ def _lane(candidate: Candidate, tensor: Tensor, layer: int) -> Lane:
     return Lane.model_validate({**candidate.data, "label": label, "tensors": tensor, "layers": (layer,)})
 
 
-def checked(model: LoadedModel, scores: Sensitivity) -> None:
+def check_model(model: LoadedModel, scores: Sensitivity) -> None:
     """Raises KvqError where scores are of another model than the one that is loaded."""
     if id_of(model.model_hash, scores.formats, scores.positions) != scores.id:
         raise KvqError(f"Scores {scores.id} are of other weights than those of {model.title} now; score them again.")

@@ -52,7 +52,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Solved:
+class SolvedPolicy:
     """A policy; ``nbytes`` of TOKENS tokens, ``predicted`` in nats."""
 
     plan: LayerPlan
@@ -60,21 +60,21 @@ class Solved:
     predicted: float
 
     @classmethod
-    def of(cls, plan: LayerPlan, costs: Costs) -> "Solved":
+    def of(cls, plan: LayerPlan, costs: Costs) -> "SolvedPolicy":
         return cls(plan, costs.bytes_of(plan), costs.predicted(plan))
 
 
-def free(costs: Costs, budget: int) -> Solved:
+def free(costs: Costs, budget: int) -> SolvedPolicy:
     """Any format for the keys and any for the values of every layer. Raises SpecError where none fits the budget."""
     count = len(costs.names)
     rows = 2 * costs.layers
     loss, size = costs.loss.reshape(rows, count), costs.nbytes.reshape(rows, count)
     chosen = _choose(loss, size, budget)
     names = [costs.names[at] for at in chosen]
-    return Solved.of(LayerPlan(tuple(names[: costs.layers]), tuple(names[costs.layers :])), costs)
+    return SolvedPolicy.of(LayerPlan(tuple(names[: costs.layers]), tuple(names[costs.layers :])), costs)
 
 
-def skip_list(costs: Costs, budget: int) -> Solved:
+def skip_list(costs: Costs, budget: int) -> SolvedPolicy:
     """One format for keys and values, and layers that stay fp16 (vLLM). Raises SpecError where none fits."""
     plain, found = costs.names.index(FP16), []
     for at, name in enumerate(costs.names):
@@ -82,11 +82,11 @@ def skip_list(costs: Costs, budget: int) -> Solved:
         loss, size = costs.loss[..., pair].sum(0), costs.nbytes[..., pair].sum(0)
         if size.min(-1).sum() <= budget:
             own = tuple(name if chosen == 0 else FP16 for chosen in _choose(loss, size, budget))
-            found.append(Solved.of(LayerPlan(own, own), costs))
+            found.append(SolvedPolicy.of(LayerPlan(own, own), costs))
     return _best(found, budget)
 
 
-def by_layer(costs: Costs, budget: int, pairs: Sequence[tuple[str, str]]) -> Solved:
+def by_layer(costs: Costs, budget: int, pairs: Sequence[tuple[str, str]]) -> SolvedPolicy:
     """For every layer one of some pairs of a format for keys and one for values (ModelOpt). Raises SpecError where none
     fits."""
     at = [[costs.names.index(name) for name in names] for names in zip(*pairs, strict=True)]
@@ -96,22 +96,22 @@ def by_layer(costs: Costs, budget: int, pairs: Sequence[tuple[str, str]]) -> Sol
     )
     chosen = [pairs[each] for each in _choose(loss, size, budget)]
     plan = LayerPlan(tuple(key for key, _ in chosen), tuple(value for _, value in chosen))
-    return Solved.of(plan, costs)
+    return SolvedPolicy.of(plan, costs)
 
 
-def one_each(costs: Costs, budget: int) -> Solved:
+def one_each(costs: Costs, budget: int) -> SolvedPolicy:
     """One format for all keys and one for all values (llama.cpp). Raises SpecError where none fits."""
     return _best(uniform(costs, budget), budget)
 
 
-def uniform(costs: Costs, budget: int) -> list[Solved]:
+def uniform(costs: Costs, budget: int) -> list[SolvedPolicy]:
     """Every pair of a format for all keys and one for all values that fits, the least predicted loss first."""
     every = (LayerPlan.uniform(costs.layers, key, value) for key, value in product(costs.names, repeat=2))
-    fitting = [solved for plan in every if (solved := Solved.of(plan, costs)).nbytes <= budget]
+    fitting = [solved for plan in every if (solved := SolvedPolicy.of(plan, costs)).nbytes <= budget]
     return sorted(fitting, key=_order)
 
 
-def ends_apart(costs: Costs, budget: int) -> Solved:
+def ends_apart(costs: Costs, budget: int) -> SolvedPolicy:
     """A format for the first layers, one for the last and one between, for keys and values apart (ik_llama.cpp). Raises
     SpecError where none fits."""
     fronts = [_front(costs, tensor) for tensor in range(2)]
@@ -124,7 +124,7 @@ def ends_apart(costs: Costs, budget: int) -> Solved:
             best = told if best is None else min(best, told)
     if best is None:
         raise _none_fits(costs, budget)
-    return Solved.of(LayerPlan(key_plans[best[2]], value_plans[best[3]]), costs)
+    return SolvedPolicy.of(LayerPlan(key_plans[best[2]], value_plans[best[3]]), costs)
 
 
 def _front(costs: Costs, tensor: int) -> tuple[Array, list[tuple[str, ...]]]:
@@ -188,13 +188,13 @@ def _dominated(loss: Array, size: Array) -> Array:
     return (no_worse & (better | first)).any(-1)
 
 
-def _best(found: list[Solved], budget: int) -> Solved:
+def _best(found: list[SolvedPolicy], budget: int) -> SolvedPolicy:
     if not found:
         raise SpecError(f"No policy takes {budget:,} bytes or fewer; give more bits, or candidates of fewer.")
     return min(found, key=_order)
 
 
-def _order(solved: Solved) -> tuple[float, int]:
+def _order(solved: SolvedPolicy) -> tuple[float, int]:
     return solved.predicted, solved.nbytes
 
 

@@ -9,11 +9,11 @@ from itertools import groupby
 from kvq_core.analysis.deploy import ENGINES
 from kvq_core.decision import modelopt
 from kvq_core.decision.layer_plans import FP16, Candidate, LayerPlan
-from kvq_core.decision.solver import Costs, Solved, by_layer, ends_apart, free, one_each, skip_list
+from kvq_core.decision.solver import Costs, SolvedPolicy, by_layer, ends_apart, free, one_each, skip_list
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods.deployments import READ_IN
 
-Solve = Callable[[Costs, int], Solved]
+Solve = Callable[[Costs, int], SolvedPolicy]
 # an engine as the command names it: its name elsewhere, and how its policies are found
 SPACES: dict[str, tuple[str, Solve]] = {
     "vllm": ("vLLM", skip_list),
@@ -53,7 +53,7 @@ def words_in(name: str, candidates: Sequence[Candidate]) -> dict[str, str]:
     return {**found, FP16: ENGINES[name].plain or ""}
 
 
-def solve(costs: Costs, budget: int, engine: str | None, candidates: Sequence[Candidate]) -> Solved:
+def solve(costs: Costs, budget: int, engine: str | None, candidates: Sequence[Candidate]) -> SolvedPolicy:
     """The best policy of an engine's space, or of all. Raises SpecError where the engine has none of the candidates, or
     none of its policies fits."""
     if engine is None:
@@ -66,7 +66,7 @@ def solve(costs: Costs, budget: int, engine: str | None, candidates: Sequence[Ca
     if engine == MODELOPT:
         return by_layer(costs, budget, list(modelopt.pairs(candidates)))
     found = SPACES[engine][1](costs.only(tuple(own)), budget)
-    return Solved.of(found.plan, costs)
+    return SolvedPolicy.of(found.plan, costs)
 
 
 def flags(engine: str, plan: LayerPlan, candidates: Sequence[Candidate]) -> str:

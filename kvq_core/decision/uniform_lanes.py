@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvq_core.analysis.deploy import of_rules
-from kvq_core.decision.engine_flags import deployed
+from kvq_core.decision.engine_flags import engine_formats
 from kvq_core.decision.layer_plans import TOKENS, Candidate
 from kvq_core.errors import SpecError
 from kvq_core.methods import LayerKind, Method, ModelShape
@@ -42,7 +42,7 @@ def deployed_lanes(
 ) -> list[DeployedLane]:
     """Of at most ``budget`` bytes, labelled by their numbers; of an engine that is named only what its flags can say.
     ``but``: formats that are candidates, which are left out as they are."""
-    every = [each for each in deployed() if each.why_not(shape) is None and not _windowed(each.method, shape)]
+    every = [each for each in engine_formats() if each.why_not(shape) is None and not _windowed(each.method, shape)]
     own = [each for each in every if _bytes(each, shape) <= budget]
     own = sorted(own, key=lambda each: -_bytes(each, shape))[:FORMATS]
     plain = {each.method for each in but}

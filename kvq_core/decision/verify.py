@@ -8,8 +8,8 @@ import numpy as np
 
 from kvq_core.decision.layer_plans import Candidate, LayerPlan
 from kvq_core.decision.scores import Sensitivity
-from kvq_core.decision.sensitivity import Scored, answer_of, identity, losses, losses_of_some
-from kvq_core.decision.solver import Costs, Solved, uniform
+from kvq_core.decision.sensitivity import ScoringProgress, answer_of, identity, losses, losses_of_some
+from kvq_core.decision.solver import Costs, SolvedPolicy, uniform
 from kvq_core.decision.spaces import engine_title, flags, solve, version_of
 from kvq_core.decision.uniform_lanes import deployed_lanes, flags_of, measured_of
 from kvq_core.errors import SpecError
@@ -61,9 +61,9 @@ class MeasuredPolicy(SpecPart):
 class VerifiedOffer:
     """What is run on the prompts: the policy, uniform lanes, and the ends apart."""
 
-    policy: Solved
-    uniform: tuple[Solved, ...]
-    ends: tuple[Solved, ...]
+    policy: SolvedPolicy
+    uniform: tuple[SolvedPolicy, ...]
+    ends: tuple[SolvedPolicy, ...]
 
     @classmethod
     def of(cls, costs: Costs, budget: int, engine: str | None, candidates: Sequence[Candidate]) -> "VerifiedOffer":
@@ -73,20 +73,21 @@ class VerifiedOffer:
         if not whole:
             raise SpecError(f"No uniform lane takes {budget:,} bytes or fewer, so there is nothing to compare with.")
         apart = [
-            Solved.of(LayerPlan.uniform(costs.layers, name, name).with_ends(ENDS), costs) for name in costs.names[:-1]
+            SolvedPolicy.of(LayerPlan.uniform(costs.layers, name, name).with_ends(ENDS), costs)
+            for name in costs.names[:-1]
         ]
         fitting = [each for each in apart if each.nbytes <= budget]
         return cls(policy, tuple(whole), tuple(fitting or [min(apart, key=lambda each: each.nbytes)]))
 
     @property
-    def every(self) -> list[Solved]:
+    def every(self) -> list[SolvedPolicy]:
         """Each plan once, the policy first."""
         return list({each.plan: each for each in (self.policy, *self.uniform, *self.ends)}.values())
 
 
-def verified(
+def verify(
     model: LoadedModel, scores: Sensitivity, bits: float, engine: str | None, prompts: Sequence[StudyPrompt]
-) -> Iterator[Scored | MeasuredPolicy]:
+) -> Iterator[ScoringProgress | MeasuredPolicy]:
     """The policy of so many bits an element, verified by a run on prompts; it comes last.
 
     Raises SpecError where the prompts were among those that were scored, or nothing fits.
@@ -105,7 +106,7 @@ def verified(
         rows.append(losses(model, prompt, lanes, follow))
         if others:
             beside.append(losses_of_some(model, prompt, [each.lane for each in others], follow))
-        yield Scored(done, len(prompts))
+        yield ScoringProgress(done, len(prompts))
     means = dict(zip((each.plan for each in offer.every), np.mean(rows, 0).tolist(), strict=True))
     shipped = [
         MeasuredLane(lane=_data(each.lane), bytes=each.nbytes, predicted=None, measured=loss)
@@ -127,10 +128,10 @@ def verification(
     """The answer for an offer whose plans lost ``means`` on so many prompts, in nats; ``shipped``: other uniform lanes
     of no more bytes."""
 
-    def least(found: Sequence[Solved]) -> Solved:
+    def least(found: Sequence[SolvedPolicy]) -> SolvedPolicy:
         return min(found, key=lambda each: means[each.plan])
 
-    def told(solved: Solved) -> MeasuredLane:
+    def told(solved: SolvedPolicy) -> MeasuredLane:
         lane = _data(solved.plan.lane(candidates))
         return MeasuredLane(lane=lane, bytes=solved.nbytes, predicted=solved.predicted, measured=means[solved.plan])
 

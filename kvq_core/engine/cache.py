@@ -11,8 +11,8 @@ from torch import Tensor
 from kvq_core.codecs.queries import QueryRounding
 from kvq_core.codecs.stream import Change, Stream
 from kvq_core.codecs.tiers import Tiers
-from kvq_core.engine.fit import FitSource, MethodFit, Shared, Stack, take, tiers_of, within
-from kvq_core.engine.key_choices import Choices, chosen, forked
+from kvq_core.engine.fit import FitCache, FitSource, MethodFit, Stack, take, tiers_of, within
+from kvq_core.engine.key_choices import Choices, fit_selection, fork
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.rotation import asked_turned, rounded_turned
 from kvq_core.methods import KeySelection, ModelRef, Window
@@ -95,7 +95,7 @@ class LaneCache:
         groups: list[LayerGroup],
         rope: Rope,
         model: ModelRef | None = None,
-        shared: Shared | None = None,
+        shared: FitCache | None = None,
         tokens: int | None = None,
         whole: int | None = None,
     ) -> "LaneCache":
@@ -105,7 +105,7 @@ class LaneCache:
 
         Raises MethodError where a method cannot handle the prompt's tensors.
         """
-        source, shared = FitSource(groups, rope, model, tokens), shared or Shared()
+        source, shared = FitSource(groups, rope, model, tokens), shared or FitCache()
         cache = cls([], prompt_tokens=groups[0].keys.shape[-2], layers=[group.layers for group in groups])
         cache.rules = len(lane.every_rule)
         cache.stored_first = lane.chunks is not None and lane.chunks.own_chunk == "stored"
@@ -130,14 +130,14 @@ class LaneCache:
 
     def choose(self, choices: Choices, said: tuple[str, ...]) -> None:
         """Read chosen keys from now on."""
-        self.selects.update(forked(choices))
+        self.selects.update(fork(choices))
         self.fit_notes += said
 
     def _choose_all(
         self,
         selections: list[tuple[KeySelection, tuple[int, ...]]],
         source: FitSource,
-        shared: Shared,
+        shared: FitCache,
         read: int,
         whole: int,
     ) -> None:
@@ -147,7 +147,7 @@ class LaneCache:
             if selection.decoding and read < whole:
                 self.unchosen += ((selection, reading),)
                 continue
-            choose = partial(chosen, selection, reading, begun, whole)
+            choose = partial(fit_selection, selection, reading, begun, whole)
             self.choose(*shared.once(("select", selection, reading, *source.entered), choose))
 
     def _enter(self, stack: Stack, g: int, source: FitSource, stream: Stream | Tiers) -> None:
@@ -170,7 +170,7 @@ class LaneCache:
         local = assigned.method.token_local[0 if is_key else 1]
         self._add(assigned.tensor, g, inside, stream, rope, tuple(assigned.number for assigned, _ in stack), local)
 
-    def _leave(self, tensor: TensorName, g: int, taken: set[int], source: FitSource, shared: Shared) -> None:
+    def _leave(self, tensor: TensorName, g: int, taken: set[int], source: FitSource, shared: FitCache) -> None:
         """Enter what of a device no rule quantizes of a tensor: layers that are not ``taken``, windowed ones apart."""
         group = source.groups[g]
         left = [i for i, layer in enumerate(group.layers) if layer not in taken]
@@ -247,7 +247,7 @@ class LaneCache:
         return first, values if part.rope is None else part.rope.rotate(values, first)
 
     def fork(self) -> "LaneCache":
-        return replace(self, parts=[part.fork() for part in self.parts], selects=forked(self.selects))
+        return replace(self, parts=[part.fork() for part in self.parts], selects=fork(self.selects))
 
     def by_layer(self) -> dict[int, dict[Kind, tuple[Part, int]]]:
         """Of every model layer: the part that holds its keys or values, and the layer's place in it."""
@@ -261,7 +261,7 @@ class LaneCache:
         return (part for part in self.parts if part.kind == kind)
 
 
-def _fits(plan: tuple[Assignment, ...], source: FitSource, shared: Shared) -> dict[Any, tuple[Assignment, MethodFit]]:
+def _fits(plan: tuple[Assignment, ...], source: FitSource, shared: FitCache) -> dict[Any, tuple[Assignment, MethodFit]]:
     """Every fit of a plan once, with the first of the rules that have it."""
     fits: dict[Any, tuple[Assignment, MethodFit]] = {}
     for assigned in plan:

@@ -48,7 +48,7 @@ def center_of(how: Centering, prompt: Prompt, rope: Turning, pre: bool, bias: Te
     return Center(_at(mean.float(), rope.unrotate if pre else None), mean)
 
 
-def centred(prompt: Prompt, center: Center | None) -> Prompt:
+def center_prompt(prompt: Prompt, center: Center | None) -> Prompt:
     """What a method is fitted on: keys without the constant."""
     return prompt if center is None else replace(prompt, keys=center.without(prompt.keys, 0))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from kvq_core.engine.ahead import Ahead, pass_tokens, read_at_once
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.drafts import Drafts
-from kvq_core.engine.encoded_lanes import Standing
+from kvq_core.engine.encoded_lanes import EncodedLanes
 from kvq_core.engine.lane_state import Finish
 from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.rows import Rows
@@ -27,7 +27,7 @@ Close = Callable[[Rows], None]
 Kept = Callable[[Tensor], int]
 
 
-class Decode(Standing):
+class Decode(EncodedLanes):
     """A run after its prefill: encode the lanes, then step. Public fields are results once iteration is over."""
 
     def __init__(

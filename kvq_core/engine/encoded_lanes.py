@@ -1,4 +1,4 @@
-"""A run's lanes after its prefill: encoded, in their rows, and what a pass over these rows is."""
+"""A run's lanes after its prefill: their encoded caches in the rows of a batch, and one pass over these rows."""
 
 import time
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.entry import Filled, PromptEntry
-from kvq_core.engine.fit import Shared
+from kvq_core.engine.entry import EntryProgress, PromptEntry
+from kvq_core.engine.fit import FitCache
 from kvq_core.engine.lane_state import LaneState, failure_line, joined_states
 from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.rows import Rows
@@ -22,7 +22,7 @@ from kvq_core.models.rope import Rope
 from kvq_core.spec import ComparisonSpec, Lane
 
 
-class Standing:
+class EncodedLanes:
     """Lanes that are encoded and then stand in rows beside the reference; who steps them is ``Decode``."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Standing:
         self.total = total
         self.rope: Rope = model.rope(len(prefill.ids) + self.total)
         self.script = Script.of_prompt(prefill.ids)
-        self.shared = Shared()  # streams that lanes have alike are encoded once
+        self.shared = FitCache()  # streams that lanes have alike are encoded once
         self._first = int(beside)  # row of the first lane
         self.states = [LaneState(lane) for lane in lanes]
         self.states_running: list[LaneState] = []
@@ -53,7 +53,7 @@ class Standing:
         cores = torch.get_num_threads() if self.model.device.type == "cpu" else 1
         yield from threads.in_order([partial(self._encode, state) for state in self.states], cores)
 
-    def fill(self) -> Iterator[Filled]:
+    def fill(self) -> Iterator[EntryProgress]:
         """Let the rest of the prompt enter the caches of the lanes that read it through them, a pass a turn; then all
         lanes stand in their rows."""
         yield from self._entry.fill(self.states)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvq_core.engine.ahead import Ahead
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.filling import LaneFilling
-from kvq_core.engine.fit import Shared
+from kvq_core.engine.fit import FitCache
 from kvq_core.engine.lane_state import LaneState, failure_line
 from kvq_core.engine.prefill import CHUNK, SharedPrefill
 from kvq_core.engine.script import Script, Segment
@@ -17,7 +17,7 @@ from kvq_core.models.rope import Rope
 
 
 @dataclass(frozen=True)
-class Filled:
+class EntryProgress:
     """How far lanes that read the prompt through their caches have come, in prompt tokens."""
 
     labels: list[str]
@@ -34,7 +34,7 @@ class PromptEntry:
     rope: Rope
     script: Script
     stress: AppliedStress | None
-    shared: Shared
+    shared: FitCache
 
     def cache(self, state: LaneState) -> LaneCache:
         """A lane's cache with the prompt in it, or with what its own passes begin after."""
@@ -52,7 +52,7 @@ class PromptEntry:
         ends = passes[0].start, self.script.segments[0].end
         return LaneCache.of_prompt(lane, fitted, self.rope, self.model.ref, self.shared, *ends)
 
-    def fill(self, states: list[LaneState]) -> Iterator[Filled]:
+    def fill(self, states: list[LaneState]) -> Iterator[EntryProgress]:
         """Let the rest of the prompt enter the caches of the lanes that read it through them, a pass a turn."""
         for some, todo, stored in self._together(states):
             yield from self._fill(some, todo, stored)
@@ -73,14 +73,14 @@ class PromptEntry:
             for first in range(0, len(states), together):
                 yield states[first : first + together], list(todo), stored
 
-    def _fill(self, states: list[LaneState], todo: list[Segment], stored: bool) -> Iterator[Filled]:
+    def _fill(self, states: list[LaneState], todo: list[Segment], stored: bool) -> Iterator[EntryProgress]:
         began = time.perf_counter()
         caches = [state.cache for state in states if state.cache is not None]
         scored, first = list(self.prefill.scored), self.script.segments[0].end
         filling = LaneFilling(self.model, self.prefill, caches, todo, stored, scored, first, self.stress)
         try:
             for done in filling.run():
-                yield Filled([state.lane.label for state in states], done, len(self.prefill.ids))
+                yield EntryProgress([state.lane.label for state in states], done, len(self.prefill.ids))
         except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
             if len(states) == 1:
                 states[0].error, states[0].cache = failure_line(error), None

@@ -18,10 +18,10 @@ from kvq_core.engine.ahead import Ahead, pass_tokens
 from kvq_core.engine.as_computed import AsComputed
 from kvq_core.engine.cache import KINDS, Kind, LaneCache, Part
 from kvq_core.engine.fit import FitSource
-from kvq_core.engine.key_choices import Choosing, Reads, chosen
+from kvq_core.engine.key_choices import KeyChoices, Reads, fit_selection
 from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import CHUNK, LayerGroup, SharedPrefill
-from kvq_core.engine.query_rounding import chunk_attention, rounded
+from kvq_core.engine.query_rounding import chunk_attention, round_queries
 from kvq_core.engine.script import Segment
 from kvq_core.engine.stored_attention import StoredTokens
 from kvq_core.engine.stress import AppliedStress
@@ -89,7 +89,7 @@ class LaneFilling:
         self._ahead = Ahead(self.caches, 0)
         self._watches = any(cache.observes for cache in self.caches)
         heads = {layer: group.keys.shape[1] for group in self.prefill.groups for layer in group.layers}
-        self._choosing = Choosing([cache.selects for cache in self.caches], heads)
+        self._choosing = KeyChoices([cache.selects for cache in self.caches], heads)
         self._start(self.passes[0].start)
         self.states = self._states_at(self.passes[0].start)
         found = []
@@ -167,7 +167,7 @@ class LaneFilling:
                 self._pre_rope.enter(layer, x.float(), now.start, working.own[kind][i, :, :, now])
             working.read[kind][i, :, :, now] = working.own[kind][i, :, :, now]
         own, read = ([of[kind][i, :, :, :end] for kind in KINDS] for of in (working.own, working.read))
-        met = rounded(queries.float(), [cache.roundings for cache in self.caches], held_by)
+        met = round_queries(queries.float(), [cache.roundings for cache in self.caches], held_by)
         reads = self._choosing.reads(held_by, queries, end)
         if self._stored is not None:
             if how.reads is None:
@@ -205,7 +205,7 @@ class LaneFilling:
         for row, cache in enumerate(self.caches):
             for selection, layers in cache.unchosen:
                 source = FitSource(self._computed_by(row), self.model.rope(self.turn), self.model.ref)
-                cache.choose(*chosen(selection, layers, source, self.turn))
+                cache.choose(*fit_selection(selection, layers, source, self.turn))
 
     def _computed_by(self, row: int) -> list[LayerGroup]:
         """A lane's keys and values of the first turn, as they were before they were stored."""

@@ -11,9 +11,9 @@ from torch import Tensor
 from kvq_core.codecs.center import Center
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.tiers import TierPlan, TierStoring
-from kvq_core.engine.centering import center_of, centred
+from kvq_core.engine.centering import center_of, center_prompt
 from kvq_core.engine.prefill import LayerGroup
-from kvq_core.engine.rotation import rotated, rotation_note, rotation_of
+from kvq_core.engine.rotation import rotate_prompt, rotation_note, rotation_of
 from kvq_core.methods import Codec, Fitted, Method, ModelRef, Prompt, Window
 from kvq_core.models.rope import Rope
 from kvq_core.spec import Assignment, Centering, Rotation, layer_words
@@ -103,7 +103,7 @@ class MethodFit:
         self.rotations[g] = turn = rotation_of(*rotation, prompt)
         if turn is not None:
             self.notes[rotation_note(turn)] = []
-        return rotated(centred(prompt, self.centers[g]), turn, keys=not self.pre)
+        return rotate_prompt(center_prompt(prompt, self.centers[g]), turn, keys=not self.pre)
 
     def storing(self, assigned: Assignment, g: int, source: FitSource) -> TierStoring:
         """How a rule stores its tensor on a device."""
@@ -146,7 +146,7 @@ def tiers_of(stack: Stack, g: int, source: FitSource) -> TierPlan:
     return TierPlan(body, ends.get("first"), ends.get("last"), tuple(spans))
 
 
-class Shared:
+class FitCache:
     """What several lanes of one run need alike, made once by whichever comes first; the others wait for it."""
 
     def __init__(self) -> None:

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 from kvq_core.engine.prefill import Precision, SharedPrefill
 from kvq_core.models import LoadedModel
-from kvq_core.models.rounding import Rounding, round_row
+from kvq_core.models.rounding import KernelNoise, round_row
 
 
 @dataclass
 class KernelFloor:
     """A run's own pass of the prompt, and the rounding that goes on in its row of the decode."""
 
-    rounding: Rounding
+    rounding: KernelNoise
     prefill: SharedPrefill = field(init=False)
 
     def read(

@@ -18,7 +18,7 @@ Reads = dict[int, Callable[[], Tensor]]  # by row: the keys it reads in a step, 
 Choices = dict[int, tuple[Select, int]]  # by model layer: what chooses, and the layer's place in it
 
 
-def chosen(
+def fit_selection(
     selection: KeySelection, layers: tuple[int, ...], source: FitSource, tokens: int
 ) -> tuple[Choices, tuple[str, ...]]:
     """A selection fitted on the prompt's true keys and queries of some layers, device by device, and its remarks;
@@ -38,14 +38,14 @@ def chosen(
     return found, tuple(notes)
 
 
-def forked(choices: Choices) -> Choices:
+def fork(choices: Choices) -> Choices:
     """The same for a cache of its own: what follows its steps is copied."""
     own = {id(select): select.fork() for select, _ in choices.values() if isinstance(select, Evicting)}
     return {layer: (own.get(id(select), select), at) for layer, (select, at) in choices.items()}
 
 
 @dataclass
-class Choosing:
+class KeyChoices:
     """The choices of every row, in the order of the rows; of those that read all keys there are none.
 
     ``failed``: rows whose choice raised or was none, with the error. They read all keys, so that the other rows go on;

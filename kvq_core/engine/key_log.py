@@ -12,12 +12,12 @@ from kvq_core.models.rope import Rope
 from kvq_core.models.scoring import Scoring
 
 
-class Reached(Exception):
+class LayerReached(Exception):
     """A pass has come to the layer that it is wanted for."""
 
 
 @dataclass(frozen=True)
-class Replaced:
+class ReplacedKeys:
     """Keys ``old`` (kv_heads, n, head_dim) that a row's scored positions before ``until`` read in place of those that
     stand there in the end."""
 
@@ -38,7 +38,7 @@ class KeyLog:
     most: int
     passes: list[int] = field(default_factory=list)  # scored positions of each
     queries: dict[int, list[Tensor]] = field(default_factory=dict)  # by layer
-    replaced: dict[int, list[Replaced]] = field(default_factory=dict)
+    replaced: dict[int, list[ReplacedKeys]] = field(default_factory=dict)
     reads: dict[int, list[dict[int, Tensor]]] = field(default_factory=dict)
     full: bool = False
     _sizes: list[int] = field(default_factory=list)
@@ -56,7 +56,7 @@ class KeyLog:
         if row < self.rows and not self.full:
             now = slice(start, start + old.shape[-2])
             for layer, keys in zip(layers, old.clone(), strict=True):
-                self._add(layer, Replaced(row, until, slice(None), now, keys))
+                self._add(layer, ReplacedKeys(row, until, slice(None), now, keys))
 
     def patch(self, row: int, layers: list[int], until: int, at: tuple[Tensor, Tensor, Tensor], old: Tensor) -> None:
         """``replace`` of single tokens: ``at`` places among ``layers``, KV heads, positions; ``old`` (n, head_dim)."""
@@ -68,7 +68,7 @@ class KeyLog:
                 continue
             for head in heads[places == place].unique().tolist():
                 own = (places == place) & (heads == head)
-                self._add(layer, Replaced(row, until, slice(head, head + 1), tokens[own], old[own][None]))
+                self._add(layer, ReplacedKeys(row, until, slice(head, head + 1), tokens[own], old[own][None]))
 
     def advance(self, fresh: int) -> None:
         """A pass of ``fresh`` scored positions is over."""
@@ -77,7 +77,7 @@ class KeyLog:
             self.full = True
             self.queries, self.replaced, self.reads = {}, {}, {}
 
-    def _add(self, layer: int, replaced: Replaced) -> None:
+    def _add(self, layer: int, replaced: ReplacedKeys) -> None:
         if layer in self.layers:
             self.replaced.setdefault(layer, []).append(replaced)
             self._sizes.append(replaced.old.nbytes)
@@ -94,7 +94,7 @@ class Kit:
     keys: dict[int, Tensor]
     queries: dict[int, Tensor]
     asked: dict[int, Tensor]
-    replaced: dict[int, list[Replaced]]
+    replaced: dict[int, list[ReplacedKeys]]
     reads: dict[int, list[dict[int, Tensor]]]
     scoring: tuple[Scoring | None, ...]
     rope: Rope

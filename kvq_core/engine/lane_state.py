@@ -1,4 +1,4 @@
-"""What a run knows of one of its lanes."""
+"""The state of one lane of a run: its caches, its own text, its times, and why it failed."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal

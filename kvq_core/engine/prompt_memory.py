@@ -22,7 +22,7 @@ MOST = 8
 
 
 @dataclass
-class Reading:
+class ReadPrompt:
     """A prompt as it was read, stressed where that was asked for; ``answered``: the reference's logits (positions,
     vocabulary) by the tokens it was fed, of a batch of its own; ``replays``: what rows of runs on it can be computed
     again from, by the run's id."""
@@ -39,15 +39,15 @@ class Reading:
         return self.prefill.nbytes + answered + sum(replay.nbytes for replay in list(self.replays.values()))
 
 
-class Readings:
+class ReadPrompts:
     """The last ones read, each of one owner, all of one model. Any thread."""
 
     def __init__(self) -> None:
-        self._held: dict[str, Reading] = {}  # by key, the newest last
+        self._held: dict[str, ReadPrompt] = {}  # by key, the newest last
         self._model = ""
         self._lock = threading.Lock()
 
-    def take(self, key: str) -> Reading | None:
+    def take(self, key: str) -> ReadPrompt | None:
         """What is held under a key, which counts as new again."""
         with self._lock:
             found = self._held.pop(key, None)
@@ -55,7 +55,7 @@ class Readings:
                 self._held[key] = found
             return found
 
-    def keep(self, key: str, reading: Reading) -> None:
+    def keep(self, key: str, reading: ReadPrompt) -> None:
         """Hold a reading, in place of older ones where memory is short and of those of another model."""
         model = reading.prefill.model
         with self._lock:
@@ -92,7 +92,7 @@ class Readings:
             return sum(held.nbytes for held in self._held.values())
 
 
-READINGS = Readings()
+READINGS = ReadPrompts()
 hold_spare(READINGS.clear)
 
 

@@ -11,7 +11,7 @@ from kvq_core.models.scoring import Scoring
 Roundings = dict[int, QueryRounding]  # by model layer
 
 
-def rounded(queries: Tensor, roundings: Sequence[Roundings], layer: int) -> Tensor:
+def round_queries(queries: Tensor, roundings: Sequence[Roundings], layer: int) -> Tensor:
     """queries (rows, query_heads, n, head_dim) after RoPE, not yet scaled, float32; ``roundings``: of each row."""
     own = [of_row.get(layer) for of_row in roundings]
     if not any(own):

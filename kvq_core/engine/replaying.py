@@ -12,7 +12,7 @@ from kvq_core.divergence import kl_divergence
 from kvq_core.engine.ahead import Ahead
 from kvq_core.engine.cache import Part
 from kvq_core.engine.decode import Decode
-from kvq_core.engine.key_log import KeyLog, Kit, Reached
+from kvq_core.engine.key_log import KeyLog, Kit, LayerReached
 from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.rows import Rows
 from kvq_core.machine.memory import free_bytes
@@ -104,7 +104,7 @@ def follow(decode: Decode, tokens: Sequence[int], until: int, seen: Divergences 
     start = 0
     for size in _sizes(decode, last):
         fed = list(tokens[start : start + size])
-        with suppress(Reached):
+        with suppress(LayerReached):
             hidden = decode.passed(torch.tensor([fed] * len(rows.lane_of)), hidden=True)
             if seen is not None:
                 seen(hidden)

@@ -27,7 +27,7 @@ def rotation_of(how: Rotation, block: int | None, prompt: Prompt) -> Hadamard | 
     return Hadamard.signed(size, device, prompt.layers or range(len(prompt.keys)), heads, dim)
 
 
-def rotated(prompt: Prompt, rotation: Hadamard | None, keys: bool) -> Prompt:
+def rotate_prompt(prompt: Prompt, rotation: Hadamard | None, keys: bool) -> Prompt:
     """What a method is fitted on: values turned, and where ``keys`` are stored after RoPE those and queries too."""
     if rotation is None:
         return prompt

@@ -17,15 +17,15 @@ from kvq_core.engine.as_computed import AsComputed
 from kvq_core.engine.attention import Hidden, SharedAttention, hide_future
 from kvq_core.engine.cache import KINDS, LaneCache, Part
 from kvq_core.engine.copies import Copies, tokens_at, tokens_of
-from kvq_core.engine.key_choices import Choices, Choosing
-from kvq_core.engine.key_log import KeyLog, Reached
+from kvq_core.engine.key_choices import Choices, KeyChoices
+from kvq_core.engine.key_log import KeyLog, LayerReached
 from kvq_core.engine.places import RowPlaces
 from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import LayerGroup
-from kvq_core.engine.query_rounding import Roundings, rounded
+from kvq_core.engine.query_rounding import Roundings, round_queries
 from kvq_core.engine.stored_first import StoredFirst
 from kvq_core.engine.tap import Tap
-from kvq_core.engine.tap_feed import Showing, Shown
+from kvq_core.engine.tap_feed import TapEntry, TapFeed
 from kvq_core.machine import threads
 from kvq_core.models.rope import Rope
 from kvq_core.models.scoring import Scoring
@@ -59,10 +59,10 @@ class Rows:
         self.ahead: Ahead | None = None  # while several known tokens are fed as if they came one by one
         self.until: int | None = None  # the last layer of a pass
         self.layers = [group.layers for group in groups]
-        self._showing = Showing(groups)
+        self._showing = TapFeed(groups)
         self.watched = {lane for lane, cache in enumerate(caches, 1) if cache.observes}
         kv_heads = {layer: group.keys.shape[1] for group in groups for layer in group.layers}
-        self.choosing = Choosing([{}, *(cache.selects for cache in caches)], kv_heads)
+        self.choosing = KeyChoices([{}, *(cache.selects for cache in caches)], kv_heads)
         self.roundings: list[Roundings] = [{}, *(cache.roundings for cache in caches)]  # by lane
         self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
         self._places: list[RowPlaces] = []
@@ -137,7 +137,7 @@ class Rows:
         held = len(self.held)
         if how.reads is None:
             self._enter(copies, layer, i, keys.float(), values.float())
-        asked = rounded(queries.float(), [self.roundings[lane] for lane in self.lane_of], held_by) * how.scaling
+        asked = round_queries(queries.float(), [self.roundings[lane] for lane in self.lane_of], held_by) * how.scaling
         q = asked.reshape(count, heads, -1, dim)  # (rows, kv_heads, groups * fresh, head_dim)
         tail = slice(0, self.tokens - self.prefix + fresh)
         own_tails = [x[i, :count, :, tail].float() for x in (copies.tail_keys, copies.tail_values)]
@@ -164,13 +164,13 @@ class Rows:
         room = self._showing.room(step.every, q.device, shown)
         step.compute(room, self._showing.lent("weights", step.attending, q.device), self.cores)
         if self.tap is not None and shown:
-            self._showing.show(self.tap, Shown(layer, queries[0].float(), hidden, how.sinks), step.every, isolates)
+            self._showing.show(self.tap, TapEntry(layer, queries[0].float(), hidden, how.sinks), step.every, isolates)
         if self.watched and how.reads is None:
             self._note(layer, queries, places.by_row(step.weights))
         for row in self.choosing.following(layer):
             self.choosing.follow(row, layer, places.of_row(step.weights, row).unflatten(1, (-1, fresh)))
         if layer == self.until:
-            raise Reached
+            raise LayerReached
         of_tails = places.by_row(step.weights[..., self.prefix :])
         out = read(places.by_row(step.out), of_tails, tail_values, anew[1])
         return out.reshape(count, -1, fresh, out.shape[-1]).transpose(1, 2)
@@ -190,7 +190,7 @@ class Rows:
         return {place: asked[row] for row, place in enumerate(places) if row in asked}
 
     def read_by(self, row: int, layer: int, queries: Tensor, seen: Tensor) -> Tensor | None:
-        """See ``Choosing.read_by``; of all positions."""
+        """See ``KeyChoices.read_by``; of all positions."""
         return self.choosing.read_by(row, layer, queries, seen, self.tokens)
 
     def _note(self, layer: int, queries: Tensor, weights: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The door for captures into a decode step: the scores of its layers, passed to a ``Tap``."""
+"""``Tap``, which captures implement, and the scores of a decode step's layers that it is given."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

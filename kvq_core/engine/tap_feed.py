@@ -1,4 +1,4 @@
-"""What the tap sees of a decode step: the scores of its layers, a few at once, while the model goes on."""
+"""Scores of a decode step's layers for the tap: computed a few layers at once, while the model goes on."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ SHOWN_BYTES = 10_000_000
 
 
 @dataclass(frozen=True)
-class Shown:
+class TapEntry:
     """What the tap is told of a layer beside its scores: the reference's ``queries`` (query_heads, tokens, head_dim),
     the keys that rows leave out, and the scores of sinks beside them."""
 
@@ -35,12 +35,12 @@ class Shown:
 
 
 @dataclass
-class Showing:
+class TapFeed:
     """Of the layers of each group that are captured; ``lent`` gives the memory for scores that nobody is shown, too."""
 
     groups: list[LayerGroup]
     lent: Scratch = field(default_factory=Scratch)
-    _waiting: list[Shown] = field(default_factory=list)  # layers whose scores wait to be shown
+    _waiting: list[TapEntry] = field(default_factory=list)  # layers whose scores wait to be shown
     _looking: list[Future[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class Showing:
             self._looking[-2].result()  # the tap is done with what is lent again
         return self._shown(shape, device)[len(self._waiting)]
 
-    def show(self, tap: Tap, layer: Shown, shape: tuple[int, ...], isolates: bool) -> None:
+    def show(self, tap: Tap, layer: TapEntry, shape: tuple[int, ...], isolates: bool) -> None:
         """Let the tap look at a layer whose scores are in their ``room``, once enough of them wait."""
         self._waiting.append(layer)
         if len(self._waiting) < _at_once(shape) and layer.layer not in self._last:
@@ -84,7 +84,7 @@ def _at_once(shape: tuple[int, ...]) -> int:
     return max(1, SHOWN_BYTES // (4 * math.prod(shape)))
 
 
-def _look(tap: Tap, waiting: list[Shown], scores: Tensor, isolates: bool) -> Callable[[], None]:
+def _look(tap: Tap, waiting: list[TapEntry], scores: Tensor, isolates: bool) -> Callable[[], None]:
     """What shows it scores (layers, lanes, kv_heads, slots, n, tokens) of the forced rows."""
     of_rows = (len(waiting), scores.shape[1], *waiting[0].queries.shape[:2], -1)
 

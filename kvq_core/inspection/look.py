@@ -18,7 +18,7 @@ from kvq_core.inspection.remedies import (
     CENTRED,
     PLAIN,
     MeasuredRemedy,
-    measured,
+    measured_lanes,
     plain_lane,
     remedy,
     remedy_lanes,
@@ -199,7 +199,7 @@ class Look:
         fidelity = Fidelity(len(decode.states_running))
         for _ in decode.steps(fidelity, None, lambda rows: None):
             pass
-        return measured(decode, fidelity, self.model.shape)
+        return measured_lanes(decode, fidelity, self.model.shape)
 
     def _remedies(self, at_risk: tuple[int, ...]) -> tuple[float, tuple[Remedy, ...]]:
         """KLD without a remedy, and every remedy."""

@@ -64,7 +64,7 @@ class MeasuredRemedy:
         return round(max(a - b for a, b in zip(own, other, strict=True)))
 
 
-def measured(decode: Decode, fidelity: Fidelity, shape: ModelShape) -> dict[str, MeasuredRemedy | str]:
+def measured_lanes(decode: Decode, fidelity: Fidelity, shape: ModelShape) -> dict[str, MeasuredRemedy | str]:
     """Every lane of a finished decode by its label; why it failed, where it did."""
     return dict(_each(decode.states, decode.states_running, fidelity, shape))
 

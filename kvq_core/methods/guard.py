@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from kvq_core.codecs.codec import Codec
-from kvq_core.codecs.watched import Watched, naming
+from kvq_core.codecs.watched import WatchedCodec, errors_of
 from kvq_core.codecs.window import Window
 from kvq_core.errors import MethodError, SpecError, abbreviate, excerpt
 from kvq_core.methods.base import Fitted, Method, Prompt, Select
@@ -40,7 +40,7 @@ class Origin:
         return f"from {self.words}{f', sha256 {self.version[:12]}' if self.place else ''}"
 
 
-def refused(cls: Any, origin: Origin) -> SpecError | None:
+def why_no_method(cls: Any, origin: Origin) -> SpecError | None:
     """Why something is no method that can be offered, in one line; None where it is one."""
     name = getattr(cls, "name", None)
     if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -74,7 +74,7 @@ def _missing(cls: type[Method]) -> str | None:
     return None
 
 
-def guarded(cls: type[Method], origin: Origin) -> type[Method]:
+def guard(cls: type[Method], origin: Origin) -> type[Method]:
     """``cls`` as lanes use it: its fit and its codecs are watched, and its origin is in the id of a run."""
 
     class Guarded(cls):  # type: ignore[valid-type, misc]
@@ -84,7 +84,7 @@ def guarded(cls: type[Method], origin: Origin) -> type[Method]:
         elsewhere = cls.elsewhere
 
         def fit(self, prompt: Prompt) -> Fitted:
-            with naming(whose := origin.whose(cls.name)):
+            with errors_of(whose := origin.whose(cls.name)):
                 fitted = _watched(super().fit(prompt), self.windows(), whose)
                 return replace(fitted, notes=(*fitted.notes, origin.note))
 
@@ -111,7 +111,7 @@ class _Choice:
     whose: str
 
     def __call__(self, layer: int, queries: Tensor, tokens: int) -> Tensor:
-        with naming(self.whose):
+        with errors_of(self.whose):
             return self.select(layer, queries, tokens)
 
 
@@ -125,7 +125,7 @@ def _watched(fitted: Fitted, windows: tuple[Window, Window], whose: str) -> Fitt
             raise MethodError(f"fit gave no codec for {tensor}, and their window lets tokens leave")
         if codec is not None and not isinstance(codec, Codec):
             raise MethodError(f"fit gave {type(codec).__name__} for {tensor}, not a Codec")
-        watched.append(codec if codec is None or isinstance(codec, Watched) else Watched(codec, whose))
+        watched.append(codec if codec is None or isinstance(codec, WatchedCodec) else WatchedCodec(codec, whose))
     select = fitted.select
     if select is not None and not isinstance(select, Evicting):  # those are known by their class
         select = _Choice(select, whose)

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvq_core.errors import SpecError, abbreviate
 from kvq_core.methods.base import Method
-from kvq_core.methods.guard import Origin, guarded, origin_of, refused
+from kvq_core.methods.guard import Origin, guard, origin_of, why_no_method
 
 GROUP = "kvq.methods"  # of entry points: a Method, or a module that defines some
 _ROOM = "kvq_core.methods"
@@ -69,7 +69,7 @@ def register(cls: type[Method], origin: Origin) -> type[Method]:
     Registering the same again changes nothing, and a file that has changed takes the place of what it was. Raises
     SpecError where it is no method, or its name is taken.
     """
-    if error := refused(cls, origin):
+    if error := why_no_method(cls, origin):
         raise error
     with _own.lock:
         known = {**built_in(), **_own.found}.get(cls.name)
@@ -80,7 +80,7 @@ def register(cls: type[Method], origin: Origin) -> type[Method]:
                 raise SpecError(
                     f"{origin.words}: a method {cls.name!r} is there already ({_whence(other)}); give it another name."
                 )
-        made = _own.found[cls.name] = guarded(cls, origin)
+        made = _own.found[cls.name] = guard(cls, origin)
         _own.view = None
         return made
 
@@ -96,7 +96,7 @@ def _whence(origin: Origin | None) -> str:
     return "of this project" if origin is None else origin.words
 
 
-def defined(module: ModuleType) -> list[type[Method]]:
+def own_methods(module: ModuleType) -> list[type[Method]]:
     """The methods a module itself defines, those that have a name of their own."""
     classes = (each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Method))
     return [cls for cls in classes if cls.__module__ == module.__name__ and "name" in vars(cls)]
@@ -118,7 +118,7 @@ def _load_entry_points() -> None:
 def _enter(each: EntryPoint) -> None:
     origin = Origin(*_package(each))
     given: Any = each.load()
-    some = defined(given) if isinstance(given, ModuleType) else [given]
+    some = own_methods(given) if isinstance(given, ModuleType) else [given]
     if not some or not all(isinstance(cls, type) and issubclass(cls, Method) for cls in some):
         raise SpecError(f"{each.value} is no Method, and no module that defines one.")
     for cls in some:

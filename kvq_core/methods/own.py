@@ -11,7 +11,7 @@ from types import ModuleType
 
 from kvq_core.errors import PATH, KvqError, SpecError, abbreviate
 from kvq_core.methods.guard import Origin, origin_of
-from kvq_core.methods.known import defined, forget, methods, register
+from kvq_core.methods.known import forget, methods, own_methods, register
 
 _MODULES = "kvq_method_files"
 _loading: ContextVar[Origin | None] = ContextVar("_loading", default=None)
@@ -77,7 +77,7 @@ def _names(origin: Origin) -> tuple[str, ...]:
 
 
 def _register_all(module: ModuleType, origin: Origin) -> None:
-    classes = defined(module)
+    classes = own_methods(module)
     twice = [cls.name for at, cls in enumerate(classes) if any(cls.name == other.name for other in classes[:at])]
     if twice:
         raise SpecError(f"{origin.words}: two methods are named {twice[0]!r}; give one another name.")

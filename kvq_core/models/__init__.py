@@ -9,17 +9,17 @@ from kvq_core.models.configuration import configuration_of, layers_of
 from kvq_core.models.loaded import LoadedModel
 from kvq_core.models.loader import in_memory, load, loaded_model, prepare, release, wrap
 from kvq_core.models.outline import identity_of, outline
-from kvq_core.models.source import converting
+from kvq_core.models.source import conversion_progress
 
 __all__ = [
     "LoadedModel",
     "ModelChoice",
     "available_models",
     "configuration_of",
-    "converting",
+    "conversion_progress",
+    "identity_of",
     "in_memory",
     "is_offered",
-    "identity_of",
     "layers_of",
     "load",
     "loaded_model",

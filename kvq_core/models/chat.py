@@ -33,7 +33,7 @@ def conversation(tokenizer: Any, model: str, prompt: str, system: str | None) ->
     return rendered
 
 
-def rendered(tokenizer: Any, model: str, prompt: str, system: str | None, chat: bool) -> str | SpecError:
+def render(tokenizer: Any, model: str, prompt: str, system: str | None, chat: bool) -> str | SpecError:
     """The text that a model reads, with its template or, without ``chat``, as it is; the error where it reads none."""
     if not chat:
         return prompt

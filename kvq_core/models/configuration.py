@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from kvq_core.errors import KvqError
 from kvq_core.models import bundled
 from kvq_core.models.choice import check_offered
-from kvq_core.models.gguf.folder import converted
+from kvq_core.models.gguf.folder import read_converted
 from kvq_core.models.loader import in_memory
 from kvq_core.models.naming import weights_bytes_of
 from kvq_core.models.source import ModelSource, path_of
@@ -32,7 +32,7 @@ def configuration_of(id: str, revision: str | None = None) -> Configured | None:
         if folder is None:
             return None
         config = held.model.config if held is not None else AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        source = ModelSource(str(folder), file=converted(folder))
+        source = ModelSource(str(folder), file=read_converted(folder))
         return Configured(config.to_dict(), folder, weights_bytes_of(source, id, folder) or None)
     except (KvqError, OSError, ValueError):
         return None

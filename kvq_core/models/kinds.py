@@ -14,7 +14,7 @@ def unsupported(config: Any, reason: str) -> ModelError:
     return ModelError(f"{config.model_type} models are not supported: {reason}. {UNSUPPORTED}")
 
 
-def configured(config: Any) -> tuple[LayerKind, ...]:
+def layer_kinds(config: Any) -> tuple[LayerKind, ...]:
     """The kinds as a configuration has them. Raises ModelError where it does not say them."""
     try:
         return sized(config.to_dict()).layers
@@ -24,7 +24,7 @@ def configured(config: Any) -> tuple[LayerKind, ...]:
 
 def kinds_of(model: Any) -> tuple[LayerKind, ...]:
     """The kind of each layer. Raises ModelError where a layer attends, but not as its kind does."""
-    kinds = configured(model.config)
+    kinds = layer_kinds(model.config)
     try:
         calls = survey(model)
     except Unlike as error:

@@ -19,7 +19,7 @@ from kvq_core.models.reader import Reader
 from kvq_core.models.rope import Rope, Rotation
 from kvq_core.models.scoring import Scoring
 from kvq_core.models.shape import interleaved_in_gguf, key_bias_of, rope_of, scoring_of, shape_of
-from kvq_core.models.stepping import Stepping
+from kvq_core.models.stepping import StepModels
 from kvq_core.models.survey import attention_modules
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ class LoadedModel(Reader):
     model_hash: str
     quantization: str | None = None  # how the GGUF file it came from held its weights, such as "Q4_1: Q4_1 210, F32 61"
     weights_bytes: int | None = None  # of the file that holds them; None: not known
-    _stepping: Stepping = field(init=False, repr=False, compare=False)
+    _stepping: StepModels = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._stepping = Stepping(self.model)
+        self._stepping = StepModels(self.model)
 
     @property
     def ref(self) -> ModelRef:
@@ -156,7 +156,7 @@ class LoadedModel(Reader):
         """The same model with other modules, which hold the same weights."""
         twin = copy(self)  # with what is known of it
         twin.model = model
-        twin._stepping = Stepping(model)
+        twin._stepping = StepModels(model)
         return twin
 
     @property

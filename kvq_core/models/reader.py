@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from kvq_core.errors import SpecError
-from kvq_core.models.chat import rendered
+from kvq_core.models.chat import render
 from kvq_core.models.chat_turns import turn_ids
 from kvq_core.spec import Message, Tool
 
@@ -30,14 +30,14 @@ class Reader:
         ``system`` None keeps the chat template's own system message, "" asks for none. Raises SpecError where the
         model has no chat template, or one that refuses or leaves out what it is given.
         """
-        text = rendered(self.tokenizer, self.id, prompt, system, chat)
+        text = render(self.tokenizer, self.id, prompt, system, chat)
         if isinstance(text, SpecError):
             raise text
         return list(self.tokenizer(text, add_special_tokens=not chat)["input_ids"])
 
     def render_each(self, prompts: Sequence[tuple[str, str | None]], chat: bool) -> list[list[int] | SpecError]:
         """``render`` of many prompts, each with its system message, encoded at once; the error where it would raise."""
-        found = [rendered(self.tokenizer, self.id, *each, chat) for each in prompts]
+        found = [render(self.tokenizer, self.id, *each, chat) for each in prompts]
         texts = [text for text in found if isinstance(text, str)]
         ids = iter(self.tokenizer(texts, add_special_tokens=not chat)["input_ids"] if texts else ())
         return [list(next(ids)) if isinstance(each, str) else each for each in found]

@@ -13,7 +13,7 @@ from kvq_core.models.stepping import replace_modules
 SIZE = 2.0**-9  # relative; half the distance of neighbouring bfloat16 numbers
 
 
-class Rounding:
+class KernelNoise:
     """Multiplies rows of hidden states by 1 + SIZE N(0, 1). The draws follow from the seed; a run's own, since the next
     draw depends on those before it."""
 
@@ -32,7 +32,7 @@ class Rounding:
         return out
 
 
-def round_row(model: Any, rounding: Rounding, row: int) -> Any:
+def round_row(model: Any, rounding: KernelNoise, row: int) -> Any:
     """A causal language model that rounds one row of a batch after each of its layers but the last, whose output the
     final norm and the head read.
 
@@ -42,13 +42,13 @@ def round_row(model: Any, rounding: Rounding, row: int) -> Any:
     return replace_modules(model, {layer: _rounded(layer, rounding, row) for layer in layers})
 
 
-def _rounded(layer: nn.Module, rounding: Rounding, row: int) -> nn.Module:
+def _rounded(layer: nn.Module, rounding: KernelNoise, row: int) -> nn.Module:
     """The layer with a forward of its own; models ask layers for more than their output, such as their kind."""
     twin = copy(layer)
     twin.forward = partial(_forward, layer.forward, rounding, row)
     return twin
 
 
-def _forward(forward: Any, rounding: Rounding, row: int, *args: Any, **kwargs: Any) -> Any:
+def _forward(forward: Any, rounding: KernelNoise, row: int, *args: Any, **kwargs: Any) -> Any:
     out = forward(*args, **kwargs)
     return (rounding(out[0], row), *out[1:]) if isinstance(out, tuple) else rounding(out, row)

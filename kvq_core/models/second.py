@@ -9,8 +9,8 @@ from pathlib import Path
 
 from kvq_core.errors import KvqError, ModelError
 from kvq_core.models import identity
-from kvq_core.models.gguf.fetching import Fetched, fetched_to
-from kvq_core.models.gguf.folder import ConversionStep, converted
+from kvq_core.models.gguf.fetching import FetchedFile, fetched_to
+from kvq_core.models.gguf.folder import ConversionStep, read_converted
 from kvq_core.models.gguf.published import NAME, REPO, SECOND_MODEL, SHA256, SIZE
 from kvq_core.models.source import find, path_of
 from kvq_core.settings import settings
@@ -19,7 +19,7 @@ from kvq_core.settings import settings
 def is_converted() -> bool:
     """Whether ``SECOND_MODEL`` can be loaded at once."""
     folder = path_of(SECOND_MODEL)
-    return folder is not None and converted(folder) is not None
+    return folder is not None and read_converted(folder) is not None
 
 
 def local_file() -> Path | None:
@@ -34,7 +34,7 @@ def local_file() -> Path | None:
     return _checked(file) if file.is_file() else None
 
 
-def download() -> Fetched:
+def download() -> FetchedFile:
     """The file from the Hub, in the downloads of KVQ_HOME, telling how far it is; an interrupted download goes on where
     it stopped.
 

@@ -12,7 +12,7 @@ from kvq_core.machine import files
 from kvq_core.models import bundled, identity
 from kvq_core.models.gguf import hub
 from kvq_core.models.gguf.fetching import reachable, unreachable
-from kvq_core.models.gguf.folder import ConversionStep, Converted, Found, converted, last
+from kvq_core.models.gguf.folder import ConversionStep, Converted, FoundFile, last, read_converted
 from kvq_core.models.gguf.published import PREFIX, SECOND_MODEL, TITLE
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
@@ -48,7 +48,7 @@ def find(id: str, revision: str | None) -> Generator[ConversionStep, None, Model
     if path is None:
         return ModelSource(_checked_hub_id(id), revision)
     if id.startswith(FILE):
-        if (held := converted(path)) is None:
+        if (held := read_converted(path)) is None:
             known = f" It is {TITLE}: make second-model fetches and converts it." if id == SECOND_MODEL else ""
             raise ModelError(
                 f"Model {excerpt(id)} is not converted on this machine: give the path of its .gguf file, once, or its "
@@ -157,15 +157,15 @@ def _converted(path: Path) -> Generator[ConversionStep, None, Converted]:
     header = read_header(path)
     digest = identity.sha256_of(path)
     target = _folder(digest[:16])
-    if (found := converted(target)) is not None:
+    if (found := read_converted(target)) is not None:
         return found
     try:
         with files.alone(settings().home / "hashes" / target.name):
-            if (found := converted(target)) is None:
+            if (found := read_converted(target)) is None:
                 for left in target.parent.glob(f".{target.name}-*"):  # by a killed process: no other is in here
                     shutil.rmtree(left, ignore_errors=True)
                 yield from announce(convert(header, target))
-                found = converted(target)
+                found = read_converted(target)
     except OSError as error:
         raise ModelError(f"KVQ_HOME = {settings().home} cannot be written: {error.strerror}.") from None
     if found is None:
@@ -173,7 +173,7 @@ def _converted(path: Path) -> Generator[ConversionStep, None, Converted]:
     return found
 
 
-def converting() -> ConversionStep | None:
+def conversion_progress() -> ConversionStep | None:
     """How far the file is that is being downloaded or converted; None where none is. Does not wait."""
     return next(iter(_now.values()), None)
 
@@ -181,14 +181,14 @@ def converting() -> ConversionStep | None:
 _now: dict[str, ConversionStep] = {}  # of the one file that is on its way in this process
 
 
-def announce(steps: Generator[ConversionStep, None, Found]) -> Generator[ConversionStep, None, Found]:
+def announce(steps: Generator[ConversionStep, None, FoundFile]) -> Generator[ConversionStep, None, FoundFile]:
     """The same steps, which others may ask for meanwhile."""
     try:
         while True:
             try:
                 step = next(steps)
             except StopIteration as end:
-                found: Found = end.value
+                found: FoundFile = end.value
                 return found
             _now["step"] = step
             yield step

@@ -27,7 +27,7 @@ SPARE = 4  # times what they take has to be free
 Product = Callable[[Tensor], Tensor]
 
 
-class Stepping:
+class StepModels:
     """A model's twins for runs, each made once: what runs of one model share. Where memory is short of a second
     layout they read the weights as the model holds them, for results that differ in their last digits are better than
     none."""
@@ -38,12 +38,12 @@ class Stepping:
         self._making = threading.Lock()  # two runs that begin at once share one
 
     def by(self, cores: int) -> nn.Module:
-        """See ``stepping``."""
+        """See ``step_model``."""
         with self._making:
             if cores not in self._twins:
                 needed = laid_out_bytes(self.model)
                 fits = 0 < needed <= MOST and SPARE * needed <= free_bytes()
-                self._twins[cores] = stepping(self.model, cores, fits)
+                self._twins[cores] = step_model(self.model, cores, fits)
             return self._twins[cores]
 
     def forget(self) -> None:
@@ -51,7 +51,7 @@ class Stepping:
         self._twins.clear()
 
 
-def stepping(model: nn.Module, cores: int, laid_out: bool) -> nn.Module:
+def step_model(model: nn.Module, cores: int, laid_out: bool) -> nn.Module:
     """A causal language model whose output head and MLPs share their products among the cores, which takes sums in
     another order; those of other kinds are left whole.
 

@@ -8,7 +8,7 @@ import torch
 from kvq_core.errors import ModelError
 from kvq_core.machine.memory import room_for
 from kvq_core.models.body import rotary_of
-from kvq_core.models.kinds import configured, kinds_of, unsupported
+from kvq_core.models.kinds import kinds_of, layer_kinds, unsupported
 from kvq_core.spec import DEFAULT_MODEL
 
 
@@ -20,7 +20,7 @@ def check_config(config: Any) -> None:
     reason = _reason(config)
     if reason:
         raise unsupported(config, reason)
-    configured(config)
+    layer_kinds(config)
 
 
 def _reason(config: Any) -> str | None:

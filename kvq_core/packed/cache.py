@@ -17,7 +17,7 @@ from kvq_core.models.shape import key_bias_of, rope_of, scoring_of, shape_of
 from kvq_core.models.support import check_config, check_model
 from kvq_core.packed.dense import DenseLayer
 from kvq_core.packed.layer import PackedLayer, PackingPlan
-from kvq_core.packed.reader_layers import ReadingLayer, shared
+from kvq_core.packed.reader_layers import ReadingLayer, with_readers
 from kvq_core.packed.rope_tables import RopeTables
 from kvq_core.packed.transforms import TransformOptions
 from kvq_core.spec import Assignment, Lane
@@ -117,7 +117,7 @@ def lane_layers(
     choosing = [
         replace(layer, selection=chosen.get(layer.index)) if isinstance(layer, PackedLayer) else layer for layer in made
     ]
-    return shared(choosing, shape)
+    return with_readers(choosing, shape)
 
 
 def _check(lane: Lane, each: Assignment) -> None:

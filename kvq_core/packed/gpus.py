@@ -8,7 +8,7 @@ SHIPPED = Path(__file__).resolve().parents[2] / "presets" / "kernels" / "gpu.jso
 CHANGED = "The kernels have changed since and were not measured again."
 
 
-class Decoded(NamedTuple):
+class DecodeSpeed(NamedTuple):
     """A whole model that decoded on one kind of cache; ``times`` fp16's tokens a second, None where fp16 did not fit;
     peak memory in GB with the model's weights."""
 
@@ -33,7 +33,7 @@ class MeasuredGpu(NamedTuple):
     held: int
     open: int
     missed: int
-    rows: tuple[Decoded, ...]
+    rows: tuple[DecodeSpeed, ...]
 
     @property
     def versions(self) -> str:
@@ -53,4 +53,4 @@ def measured_gpus(file: Path = SHIPPED) -> list[MeasuredGpu]:
     if not file.is_file():
         return []
     told = json.loads(file.read_text(encoding="utf-8"))
-    return [MeasuredGpu(**{**each, "rows": tuple(Decoded(**row) for row in each["rows"])}) for each in told]
+    return [MeasuredGpu(**{**each, "rows": tuple(DecodeSpeed(**row) for row in each["rows"])}) for each in told]

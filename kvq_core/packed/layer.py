@@ -36,7 +36,7 @@ class PackingPlan:
     scaling: tuple[float, ...] = ()
     of: int = 1  # layers of the cache that it is for
     asked: transforms.TransformOptions = transforms.TransformOptions()
-    waiting: "list[Waiting]" = field(default_factory=list)
+    waiting: "list[WaitingPrompt]" = field(default_factory=list)
 
     @property
     def stored(self) -> RopeTables | None:
@@ -45,7 +45,7 @@ class PackingPlan:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingPrompt:
     """A layer's prompt, unquantized, until the plan's last layer has come: its method decides over all of them."""
 
     layer: "PackedLayer"
@@ -56,7 +56,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Entering:
+class UnstoredTokens:
     """Tokens that a layer has attended to and not stored: ``keys`` and ``values`` as they will be; its ``queries`` and
     ``weights`` over all tokens."""
 
@@ -85,7 +85,7 @@ class PackedLayer:
     behind: transforms.Transform = AS_IT_IS  # of the keys
     roundings: tuple[QueryRounding, ...] | None = None  # of each row's queries, where they depend on what was fitted
     readers: int = 0  # later layers that read what it holds, in the pass in which it takes tokens in
-    entering: Entering | None = None
+    entering: UnstoredTokens | None = None
 
     @property
     def sides(self) -> tuple[Side, ...]:
@@ -172,7 +172,7 @@ class PackedLayer:
         read = stored.float() if turns is None else turns.rotate(stored.float(), start)
         fresh = Fresh(read, values.to(self.sides[1].enters))
         out, weights = self._over(queries, fresh, how)
-        self.entering = Entering(stored, fresh, queries.float(), weights)
+        self.entering = UnstoredTokens(stored, fresh, queries.float(), weights)
         if not self.readers:
             self.settle()
         return out.to(queries.dtype)
@@ -227,13 +227,13 @@ class PackedLayer:
         """
         for plan in (self.plan, self.values):
             if plan is not None:
-                self._enter(Waiting(self, plan, queries if plan.method.needs_queries else None, keys, values))
+                self._enter(WaitingPrompt(self, plan, queries if plan.method.needs_queries else None, keys, values))
         if self.selection is not None:
             asked = queries if self.selection.needs_queries else None
-            chosen = _prompt([Waiting(self, replace(self.plan, turns=None), asked, keys, values)])
+            chosen = _prompt([WaitingPrompt(self, replace(self.plan, turns=None), asked, keys, values)])
             self.select = self.selection.fit(chosen, keys.shape[-2]).select
 
-    def _enter(self, entering: "Waiting") -> None:
+    def _enter(self, entering: "WaitingPrompt") -> None:
         plan = entering.plan
         if not plan.method.spans_layers:
             return self._fill(plan.method, entering)
@@ -247,7 +247,7 @@ class PackedLayer:
             _settle(plan.waiting)
             plan.waiting.clear()
 
-    def _fill(self, method: Method, entering: "Waiting") -> None:
+    def _fill(self, method: Method, entering: "WaitingPrompt") -> None:
         plan, prompt = entering.plan, _prompt([entering])
         turned, behind = plan.asked.before(prompt, plan.turns is not None)
         fitted = method.fit(turned)  # a row of the batch stands where a layer does
@@ -265,7 +265,7 @@ class PackedLayer:
             )
 
 
-def _prompt(layers: Sequence[Waiting]) -> Prompt:
+def _prompt(layers: Sequence[WaitingPrompt]) -> Prompt:
     """What a method is fitted on: the rows of one layer, or several layers of one row, of one plan."""
     plan = layers[0].plan
     keys = torch.cat([w.keys.float() for w in layers])
@@ -281,7 +281,7 @@ def _prompt(layers: Sequence[Waiting]) -> Prompt:
     return Prompt(stored, values, queries, model=plan.ref, layers=index, rotated=keys, scaling=scaling)
 
 
-def _settle(waiting: Sequence[Waiting]) -> None:
+def _settle(waiting: Sequence[WaitingPrompt]) -> None:
     """Decide over all layers of a plan, whatever their devices, as a comparison does, and fill each of them."""
     prompts = [
         _prompt([w for w in waiting if w.keys.device == device])

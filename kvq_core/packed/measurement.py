@@ -20,7 +20,7 @@ from kvq_core.models.survey import survey
 from kvq_core.packed.cache import lane_layers
 from kvq_core.packed.dense import DenseLayer
 from kvq_core.packed.layer import PackedLayer
-from kvq_core.packed.reader_layers import ReadingLayer, shared
+from kvq_core.packed.reader_layers import ReadingLayer, with_readers
 from kvq_core.spec import Lane
 
 WARM_UP = 2  # steps left out of the median: they compile kernels and make allocations
@@ -178,7 +178,9 @@ def _maker(model: LoadedModel, lane: Lane | None, path: Path) -> Make:
     """What makes a lane's empty layers; refuses lanes without packed execution at once."""
     if lane is None:
         shape = model.shape
-        return lambda room: shared([DenseLayer(model.dtype, room, window=kind.window) for kind in shape.kinds], shape)
+        return lambda room: with_readers(
+            [DenseLayer(model.dtype, room, window=kind.window) for kind in shape.kinds], shape
+        )
     rotations = model.rotations  # found before the shape is asked: it tells which are not known
     reason = lane.why_not(model.shape)
     if reason is not None:

@@ -35,7 +35,7 @@ class ReadingLayer:
         return out
 
 
-def shared(layers: Sequence[Layer], shape: ModelShape) -> list[Layer | ReadingLayer]:
+def with_readers(layers: Sequence[Layer], shape: ModelShape) -> list[Layer | ReadingLayer]:
     """The layers of a model, with readers in the place of those that hold nothing and read an earlier one."""
     readers = Counter(kind.reads for kind in shape.kinds if kind.reads is not None)
     made: list[Layer | ReadingLayer] = [

@@ -7,7 +7,7 @@ import torch
 from kvq_kernels import KernelError, Layout, Mark, Path, Store, packed_scores, packed_values
 from torch import Tensor
 
-from kvq_core.codecs.forms import Packed, Read
+from kvq_core.codecs.forms import BlockReader, Packed
 from kvq_core.codecs.stream import Stream
 from kvq_core.errors import MethodError
 from kvq_core.methods import Codec, Window
@@ -127,7 +127,7 @@ class StreamSide:
     stream: Stream
     turns: RopeTables | None
     form: Packed | None
-    reads: list[Read] = field(default_factory=list)
+    reads: list[BlockReader] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -191,7 +191,7 @@ class StreamSide:
         if self.stream.observes:
             self.stream.observe(queries, attention)
 
-    def _read(self) -> list[Read]:
+    def _read(self) -> list[BlockReader]:
         """The blocks as they stand, read anew where one was replaced."""
         stream, start = self.stream, self.stream.sinks.shape[-2]
         for i, block in enumerate(stream.blocks):

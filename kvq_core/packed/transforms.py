@@ -1,4 +1,4 @@
-"""What a packed layer's tensors are stored behind, as those of a comparison's lane are: less a constant, and turned."""
+"""A packed layer's constant and rotation, which its tensors are stored behind as those of a comparison's lane are."""
 
 from dataclasses import dataclass, replace
 
@@ -6,8 +6,8 @@ from torch import Tensor
 
 from kvq_core.codecs.center import Center
 from kvq_core.codecs.hadamard import Hadamard
-from kvq_core.engine.centering import center_of, centred
-from kvq_core.engine.rotation import rotated, rotation_of
+from kvq_core.engine.centering import center_of, center_prompt
+from kvq_core.engine.rotation import rotate_prompt, rotation_of
 from kvq_core.methods import Prompt
 from kvq_core.packed.rope_tables import RopeTables
 from kvq_core.spec import Centering, Rotation
@@ -48,7 +48,7 @@ class TransformOptions:
             bias = None if self.bias is None else self.bias.expand(len(prompt.keys), -1, -1)
             center = center_of(self.center, prompt, self.turns, pre, bias)
         rotation = rotation_of(*self.rotation, prompt)
-        return rotated(centred(prompt, center), rotation, keys=not pre), Transform(center, rotation)
+        return rotate_prompt(center_prompt(prompt, center), rotation, keys=not pre), Transform(center, rotation)
 
     def on(self, turns: RopeTables, bias: Tensor | None) -> "TransformOptions":
         """Of a layer that is centred."""

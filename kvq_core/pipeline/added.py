@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvq_core.engine.decode import Decode
 from kvq_core.engine.prefill import CHUNK
-from kvq_core.engine.prompt_memory import READINGS, Reading
+from kvq_core.engine.prompt_memory import READINGS, ReadPrompt
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.events import Event, Prefill
 from kvq_core.logs import log_run
@@ -22,12 +22,12 @@ from kvq_core.machine.memory import memory_errors_as_limits
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.assemble import assemble, id_of, place_of
 from kvq_core.pipeline.batch import GivenAnswer
-from kvq_core.pipeline.compare import kept_record, save_finished, stored
+from kvq_core.pipeline.compare import kept_record, save_finished, stored_run
 from kvq_core.pipeline.loading import load_model
 from kvq_core.pipeline.prompt import script
 from kvq_core.pipeline.state import Run
 from kvq_core.record.fields import RESULTS_VERSION, Record
-from kvq_core.spec import Capture, ComparisonSpec, Lane, labelled, parse_lane, parse_spec
+from kvq_core.spec import Capture, ComparisonSpec, Lane, parse_lane, parse_spec, with_labels
 from kvq_core.store.store import Store, open_store
 
 EVERY = Capture(layers="all", detail="deep")
@@ -71,7 +71,7 @@ def adding_on(
     place = {**place_of(model, spec.lanes), "parent": parent.parent or parent.id}
     addition = Addition(id_of(spec.canonical(), read.ids, place), model, spec, read, owner, parent)
     with log_run(addition.id, spec.question, model=spec.model, parent=place["parent"]) as told:
-        finished = stored(addition.id, store)
+        finished = stored_run(addition.id, store)
         if finished is None:
             yield from addition.stages()
             finished = save_finished(*assemble(addition), store)
@@ -118,7 +118,7 @@ def spec_of(parent: Record, lanes: Sequence[Lane], about: str = "") -> Compariso
     changes = {"capture": Capture(detail="off"), "floors": "storage"}
     changes |= {"notes": about, "free_text": False} if about else {}
     taken = [lane.get("label") or parse_lane(lane).default_label for lane in parent.spec["lanes"]]
-    given = [lane.model_dump(mode="json", exclude_defaults=True) for lane in labelled(lanes, taken)]
+    given = [lane.model_dump(mode="json", exclude_defaults=True) for lane in with_labels(lanes, taken)]
     told = asked.model_copy(update=changes).model_dump(mode="json")
     return asked.model_copy(update={**changes, "lanes": parse_spec({**told, "lanes": given}).lanes})
 
@@ -143,7 +143,7 @@ def check_followed(model: LoadedModel, parent: Record) -> None:
 class Addition(Run):
     """Lanes added to ``parent``, in progress."""
 
-    _found: Reading | None = field(init=False, default=None)
+    _found: ReadPrompt | None = field(init=False, default=None)
 
     def _passes(self) -> list[Iterator[int]]:
         passes = super()._passes()

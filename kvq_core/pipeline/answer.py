@@ -85,7 +85,7 @@ def _other_tokens(id: str, revision: str | None, model_hash: str, reference: str
     return None if len(words) == len(own) else f"{len(words):,} tokens against {len(own):,}"
 
 
-def answered(
+def reference_answer(
     model: LoadedModel, spec: ComparisonSpec, read: Script, store: Store | None
 ) -> Generator[Any, None, ReferenceAnswer]:
     """What the spec's reference answers to a prompt that ``model`` reads as ``read``: kept, or computed and kept.

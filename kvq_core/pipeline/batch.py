@@ -11,7 +11,7 @@ from kvq_core.capture.collect import Captures
 from kvq_core.capture.plan import CapturePlan
 from kvq_core.capture.scores import Extent
 from kvq_core.engine.decode import Decode
-from kvq_core.engine.fit import Shared
+from kvq_core.engine.fit import FitCache
 from kvq_core.engine.kernel_floor import KernelFloor
 from kvq_core.engine.key_log import Kit, Place
 from kvq_core.engine.lane_state import LaneState
@@ -61,7 +61,7 @@ class Batch:
     lanes: list[Lane]
     plan: CapturePlan | None
     stress: AppliedStress | None = None
-    shared: Shared = field(default_factory=Shared)
+    shared: FitCache = field(default_factory=FitCache)
     first: "Batch | None" = None  # None: this one
     kernel: KernelFloor | None = None  # rides in the first batch
     answer: GivenAnswer | None = None  # that is followed again

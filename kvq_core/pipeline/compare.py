@@ -11,7 +11,7 @@ from kvq_core.events import Event, Finished, Loading, end_of
 from kvq_core.logs import log_error, log_run
 from kvq_core.machine.memory import memory_errors_as_limits
 from kvq_core.models import LoadedModel, identity_of, load, outline, prepare, with_model
-from kvq_core.pipeline.answer import ReferenceAnswer, answered, check_kept_here, check_reference
+from kvq_core.pipeline.answer import ReferenceAnswer, check_kept_here, check_reference, reference_answer
 from kvq_core.pipeline.assemble import assemble, run_id
 from kvq_core.pipeline.prompt import script
 from kvq_core.pipeline.state import Run
@@ -52,10 +52,10 @@ def compare(spec: ComparisonSpec, store: Store | None = None, owner: str = "") -
             yield Loading(spec.model, *step)
         answer = yield from against(spec, store)
         model = load(spec.model, spec.revision)
-        yield from compare_on(model, named(model, spec), store, owner, answer)
+        yield from compare_on(model, portable_spec(model, spec), store, owner, answer)
 
 
-def named(model: LoadedModel, spec: ComparisonSpec) -> ComparisonSpec:
+def portable_spec(model: LoadedModel, spec: ComparisonSpec) -> ComparisonSpec:
     """The spec with its models named as they are on every machine: the same file is the same run, wherever it lies."""
     id, revision = model.again(spec.model, spec.revision)
     reference = None if spec.reference is None else identity_of(spec.reference)["id"]
@@ -71,12 +71,12 @@ def against(spec: ComparisonSpec, store: Store | None) -> Generator[Event, None,
     for step in prepare(spec.reference):
         yield Loading(spec.reference, *step)
     model = outline(spec.model, spec.revision)
-    spec = named(model, spec)
+    spec = portable_spec(model, spec)
     check_reference(model, spec)
     read = script(model, spec)
     if store is not None and store.exists(run_id(model, spec, read.ids)):
         return None
-    return (yield from answered(model, spec, read, store))
+    return (yield from reference_answer(model, spec, read, store))
 
 
 def compare_on(
@@ -91,10 +91,10 @@ def compare_on(
     id = run_id(model, spec, read.ids)
     methods = [rule.method for lane in spec.lanes for rule in lane.every_rule]
     with log_run(id, spec.question, model=spec.model, methods=methods, prompt_tokens=len(read.ids)) as told:
-        finished = stored(id, store)
+        finished = stored_run(id, store)
         if finished is None:
             if spec.reference is not None and answer is None:
-                answer = yield from answered(model, spec, read, store)
+                answer = yield from reference_answer(model, spec, read, store)
             began, comparison = time.perf_counter(), Run(id, model, spec, read, owner, against=answer)
             yield from comparison.stages()
             finished = save_finished(*assemble(comparison), store)
@@ -104,7 +104,7 @@ def compare_on(
     yield finished
 
 
-def stored(id: str, store: Store | None) -> Finished | None:
+def stored_run(id: str, store: Store | None) -> Finished | None:
     """The run, where the store holds it. One that is damaged is computed again: saving replaces it."""
     if store is not None and store.exists(id):
         with suppress(StoreError):

@@ -7,7 +7,7 @@ from kvq_core.capture.plan import LOOKED, MOST_BYTES, plan_of
 from kvq_core.engine.script import Script
 from kvq_core.events import Loading
 from kvq_core.machine.memory import room_for, shortage
-from kvq_core.models import LoadedModel, converting, load, with_model
+from kvq_core.models import LoadedModel, conversion_progress, load, with_model
 from kvq_core.pipeline.answer import check_reference
 from kvq_core.pipeline.footprint import batch_size, batches, run_bytes
 from kvq_core.pipeline.prompt import script
@@ -106,9 +106,9 @@ def _notes(model: LoadedModel, spec: ComparisonSpec, prompt: int, passed: int) -
     return notes
 
 
-def loading(model: str) -> Loading:
+def loading_progress(model: str) -> Loading:
     """How far a model is that an estimate loads meanwhile, in another thread."""
-    return Loading(model, *(converting() or ()))
+    return Loading(model, *(conversion_progress() or ()))
 
 
 def memory_warning(spec: ComparisonSpec) -> str | None:

@@ -14,7 +14,7 @@ from kvq_core.analysis.plans import lane_of
 from kvq_core.analysis.scored import UNSCORED, has_steps
 from kvq_core.capture.attention import SINKS
 from kvq_core.capture.distribution import QUANTILES
-from kvq_core.capture.layer_maps import Replayed, replayed
+from kvq_core.capture.layer_maps import LayerMaps, layer_maps
 from kvq_core.capture.plan import LOOKED
 from kvq_core.engine.key_log import Place, Replay
 from kvq_core.engine.prompt_memory import READINGS
@@ -28,7 +28,7 @@ from kvq_core.models import LoadedModel
 from kvq_core.pipeline.added import Addition, check_followed, parent_of
 from kvq_core.pipeline.assemble import id_of, place_of
 from kvq_core.pipeline.batch import Batch
-from kvq_core.pipeline.compare import kept_record, save_finished, stored
+from kvq_core.pipeline.compare import kept_record, save_finished, stored_run
 from kvq_core.pipeline.footprint import batches
 from kvq_core.pipeline.loading import load_model
 from kvq_core.pipeline.prompt import script
@@ -51,7 +51,7 @@ def look_at(run: Record | str, layer: int, store: Store | None = None) -> Record
     return kept_record([found] if found is not None else looking_at(parent, lanes, layer, store))
 
 
-def held_maps(whole: Record, lanes: Sequence[int], layer: int) -> Replayed | None:
+def held_maps(whole: Record, lanes: Sequence[int], layer: int) -> LayerMaps | None:
     """Maps of some lanes of a run, or of those drawn with it, from what their rows left in memory; None where that is
     not all there."""
     places = [_place(whole, at, layer) for at in lanes]
@@ -60,7 +60,7 @@ def held_maps(whole: Record, lanes: Sequence[int], layer: int) -> Replayed | Non
         return None
     if layer not in of_run.reference[0].keys or not has_steps(whole):
         return None
-    return replayed(of_run.reference, [place for place in places if place is not None], layer)
+    return layer_maps(of_run.reference, [place for place in places if place is not None], layer)
 
 
 def maps_in_memory(whole: Record, lanes: Sequence[int], layer: int) -> Look | None:
@@ -81,7 +81,7 @@ def look_held(whole: Record, lanes: Sequence[int], layer: int, store: Store | No
         return None
     place = {"parent": whole.parent or whole.id, "looked": REPLAYED, "of": _of(whole, lanes)}
     id = id_of(spec.canonical(), whole.reference.prompt_token_ids, place)
-    return stored(id, store) or save_finished(*_record(whole, lanes, layer, spec, id, found, REPLAYED), store)
+    return stored_run(id, store) or save_finished(*_record(whole, lanes, layer, spec, id, found, REPLAYED), store)
 
 
 def looking_at(
@@ -109,7 +109,7 @@ def looking_on(
         id_of(spec.canonical(), read.ids, place), model, spec, read, owner, whole, layer=layer, at=tuple(lanes)
     )
     with log_run(look.id, spec.question, model=spec.model, parent=place["parent"], layer=layer) as told:
-        finished = stored(look.id, store)
+        finished = stored_run(look.id, store)
         if finished is None:
             yield from look.stages()
             assert look.found is not None
@@ -140,7 +140,7 @@ class LookAddition(Addition):
 
     layer: int = 0
     at: tuple[int, ...] = ()
-    found: Replayed | None = None
+    found: LayerMaps | None = None
     _klds: list[Tensor] = field(init=False, default_factory=list)  # of each lane, where passes went up to the logits
 
     def stages(self) -> Iterator[Event]:
@@ -158,7 +158,7 @@ class LookAddition(Addition):
             raise LimitError(
                 "Memory is too short for these maps, or a lane failed on the way. Look at fewer lanes, or free memory."
             )
-        self.found = replayed(reference, lanes_at, self.layer)
+        self.found = layer_maps(reference, lanes_at, self.layer)
         self.found.arrays.update({f"lane/{at}/looked_kld": kld for at, kld in enumerate(self._klds)})
         self._hold(reference, lanes_at)
         self.seconds["total"] = time.perf_counter() - began
@@ -217,7 +217,7 @@ def _of(whole: Record, lanes: Sequence[int]) -> list[str]:
 
 
 def _record(
-    whole: Record, lanes: Sequence[int], layer: int, spec: ComparisonSpec, id: str, found: Replayed, how: str
+    whole: Record, lanes: Sequence[int], layer: int, spec: ComparisonSpec, id: str, found: LayerMaps, how: str
 ) -> tuple[Record, dict[str, Tensor]]:
     """The record of a look: the lanes as their run has them, with the maps of one layer."""
     capture = CaptureInfo(

@@ -1,4 +1,4 @@
-"""A model that is loaded for what is asked of it."""
+"""Loading the model of a comparison, told as events."""
 
 from collections.abc import Generator
 

@@ -5,17 +5,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from kvq_core.capture.plan import CapturePlan, plan_of
-from kvq_core.engine.fit import Shared
+from kvq_core.engine.fit import FitCache
 from kvq_core.engine.kernel_floor import KernelFloor
 from kvq_core.engine.key_log import Replay
 from kvq_core.engine.prefill import SharedPrefill
-from kvq_core.engine.prompt_memory import READINGS, Reading, key_of
+from kvq_core.engine.prompt_memory import READINGS, ReadPrompt, key_of
 from kvq_core.engine.script import Script
 from kvq_core.engine.stress import AppliedStress, ReferenceShift, apply_stress
 from kvq_core.events import Encoding, Event, LaneProgress, Step, Summarizing
 from kvq_core.events import Prefill as PrefillEvent
 from kvq_core.models import LoadedModel
-from kvq_core.models.rounding import Rounding
+from kvq_core.models.rounding import KernelNoise
 from kvq_core.pipeline.answer import ReferenceAnswer
 from kvq_core.pipeline.batch import Batch, GivenAnswer
 from kvq_core.pipeline.footprint import batch_size, batches, held_of
@@ -47,8 +47,8 @@ class Run:
     answer: GivenAnswer | None = field(init=False, default=None)  # of the parent's reference
     seconds: dict[str, float] = field(init=False, default_factory=dict)
     _key: str = field(init=False)  # of the reading
-    _reading: Reading = field(init=False)
-    _shared: Shared = field(init=False, default_factory=Shared)
+    _reading: ReadPrompt = field(init=False)
+    _shared: FitCache = field(init=False, default_factory=FitCache)
     _done: list[LaneProgress] = field(init=False, default_factory=list)  # of lanes whose batch has decoded
     _told: list[LaneResult] = field(
         init=False, default_factory=list
@@ -123,7 +123,7 @@ class Run:
         self.prefill = SharedPrefill(model, self.ids, scored, later, held)
         passes = [self.prefill.run()]
         if self.spec.floors == "both":
-            self.kernel = KernelFloor(Rounding(self.spec.seed))
+            self.kernel = KernelFloor(KernelNoise(self.spec.seed))
             passes.append(self.kernel.read(model, self.ids, scored, later, held))
         return passes
 
@@ -133,7 +133,7 @@ class Run:
             self.stress, self.unchanged = apply_stress(self.model, self.prefill, self.spec.stress)
             if self.kernel is not None:
                 self.stress.apply(self.kernel.prefill.groups)
-        self._reading = Reading(self.prefill, self.stress, self.unchanged)
+        self._reading = ReadPrompt(self.prefill, self.stress, self.unchanged)
         self.seconds["encode"] = time.perf_counter() - began
         yield from ()
 

@@ -135,7 +135,7 @@ def _believed(rows: np.ndarray, spent: np.ndarray, shape: Sequence[float] | None
     return np.vstack([rows, np.diag(BELIEF / each)]), np.concatenate([spent, np.full(len(each), BELIEF)])
 
 
-class Remaining:
+class RemainingTime:
     """Seconds that a run still takes, from its events: what each stage was estimated at, corrected by the pace of what
     has been done. None while nothing is known."""
 

@@ -13,7 +13,7 @@ from kvq_core.errors import SpecError, excerpt
 from kvq_core.frozen import Frozen
 from kvq_core.sizing.formats import FormatBits, formats
 from kvq_core.sizing.layers import LayerKind, Shape, read_config, shape_of
-from kvq_core.sizing.reserve import Allowance, Stack, allowance, engines, reserved
+from kvq_core.sizing.reserve import Allowance, Stack, allowance, engines, reserved_bytes
 from kvq_core.sizing.weights import Weights, weights_of
 
 MEMORIES = (16, 24, 48, 80, 141)  # GB of common GPUs
@@ -156,7 +156,7 @@ class Cache:
         """Bytes that an engine sets aside; None where it is not known how."""
         if engines()[engine].tensors:
             return self.tensors(context, batch)
-        return reserved(engine, self.format, self.stored + self.plain, context, batch, self.dtype_bytes)
+        return reserved_bytes(engine, self.format, self.stored + self.plain, context, batch, self.dtype_bytes)
 
 
 def _format(format: FormatBits, shape: Shape, weights: Weights, asked: FitRequest, context: int) -> FormatFit:

@@ -58,7 +58,9 @@ def _data() -> dict[str, dict[str, dict[str, object]]]:
     return tomllib.loads((SHIPPED / "engines.toml").read_text(encoding="utf-8"))
 
 
-def reserved(name: str, format: FormatBits, stack: Stack, context: int, batch: int, dtype_bytes: int) -> int | None:
+def reserved_bytes(
+    name: str, format: FormatBits, stack: Stack, context: int, batch: int, dtype_bytes: int
+) -> int | None:
     """Bytes that an engine sets aside for ``batch`` sequences of ``context`` tokens; None where it is not known how it
     holds one of the layers."""
     engine, held = engines()[name], [layer for layer in stack if layer.elements]

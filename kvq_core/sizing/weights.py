@@ -27,7 +27,7 @@ def weights_of(folder: Path, config: Config, shape: Shape, known: int | None = N
     for pattern in FILES:
         if files := sorted(folder.glob(pattern)):
             return Weights(nbytes=sum(file.stat().st_size for file in files), how=OF_FILES)
-    return counted(config, shape)
+    return count_weights(config, shape)
 
 
 def weights_in_memory(known: int | None, numel: int) -> Weights:
@@ -37,7 +37,7 @@ def weights_in_memory(known: int | None, numel: int) -> Weights:
     return Weights(nbytes=2 * numel, how=f"{numel / 1e9:.3g}B weights in 16 bits")
 
 
-def counted(config: Config, shape: Shape) -> Weights:
+def count_weights(config: Config, shape: Shape) -> Weights:
     """From a configuration alone: matrices, without norms and biases."""
     try:
         dense, experts = parameters(text_config(config), shape.layers)

@@ -12,13 +12,13 @@ from kvq_core.spec.comparison import (
     ComparisonSpec,
     Stress,
     canonical_json,
-    labelled,
+    with_labels,
 )
 from kvq_core.spec.conversation import Message, Tool, tool_name
 from kvq_core.spec.functions import from_function
 from kvq_core.spec.lane import LANE_OPTIONS, Lane
 from kvq_core.spec.layers import layer_words
-from kvq_core.spec.plan import Assignment, reached
+from kvq_core.spec.plan import Assignment, rules_for
 from kvq_core.spec.prefill import Chunks, in_words
 from kvq_core.spec.read import (
     bundle_of,
@@ -57,15 +57,15 @@ __all__ = [
     "canonical_json",
     "from_function",
     "in_words",
-    "labelled",
     "layer_words",
     "parse_lane",
     "parse_placed",
     "parse_rule",
     "parse_spec",
-    "reached",
     "read_data",
     "read_spec",
+    "rules_for",
     "tool_name",
     "with_bundle",
+    "with_labels",
 ]

@@ -165,7 +165,7 @@ class ComparisonSpec(SpecPart):
 
     @model_validator(mode="after")
     def _label_lanes(self) -> Self:
-        named = labelled(self.lanes)
+        named = with_labels(self.lanes)
         object.__setattr__(self, "lanes", named)
         return self
 
@@ -229,7 +229,7 @@ def _leave_out_defaults(said: dict[str, Any], rule: Rule) -> None:
         said["knobs"] = changed
 
 
-def labelled(lanes: Sequence[Lane], taken: Sequence[str] = ()) -> tuple[Lane, ...]:
+def with_labels(lanes: Sequence[Lane], taken: Sequence[str] = ()) -> tuple[Lane, ...]:
     """Lanes whose labels differ from one another's and from those that are ``taken``: one without a label gets its
     default one, numbered. Raises SpecError for two that were given alike."""
     labels, named = list(taken), list[Lane]()

@@ -1,4 +1,4 @@
-"""What every part of a spec is."""
+"""The base of every part of a spec: frozen data in which true and false are no numbers."""
 
 from kvq_core.frozen import Frozen
 from kvq_core.methods.numbers import no_truth

@@ -268,7 +268,7 @@ def stacks_of(rules: tuple[Rule, ...], layers: set[int], windowed: frozenset[int
     ]
 
 
-def reached(rules: Sequence[Rule], shape: ModelShape) -> tuple[Rule, ...]:
+def rules_for(rules: Sequence[Rule], shape: ModelShape) -> tuple[Rule, ...]:
     """Those of some rules that are for anything on a model of that shape, in their order."""
     rules = tuple(rules)
     taken = {number for number, *_ in places(rules, set(shape.keyed), frozenset(shape.windowed))}

@@ -19,7 +19,7 @@ class Quota:
 
 
 @dataclass(frozen=True)
-class Holding:
+class StoredRun:
     """A stored run as the limits see it."""
 
     id: str
@@ -39,8 +39,8 @@ class Usage:
 
 
 def runs_to_remove(
-    runs: Iterable[Holding], excess: int, limits: Quota, now: datetime, stays: Callable[[str], bool]
-) -> list[Holding]:
+    runs: Iterable[StoredRun], excess: int, limits: Quota, now: datetime, stays: Callable[[str], bool]
+) -> list[StoredRun]:
     """The runs to remove, so that those too old go and ``excess`` bytes are freed if that is possible.
 
     The oldest go first, and shared ones only when no other is left; what ``stays`` names never goes. It is asked for as
@@ -54,5 +54,5 @@ def runs_to_remove(
     return going
 
 
-def _too_old(run: Holding, limits: Quota, now: datetime) -> bool:
+def _too_old(run: StoredRun, limits: Quota, now: datetime) -> bool:
     return limits.days is not None and not run.shared and now - run.created > limits.days * DAY

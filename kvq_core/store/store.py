@@ -24,7 +24,7 @@ from kvq_core.record.files import MANIFEST, Manifest, Summary, deserialize, pars
 from kvq_core.settings import settings
 from kvq_core.store.folders import as_store_error, check_folder, read_run, write_run
 from kvq_core.store.layouts import OPENED, SHARED, Files, Folders, Objects, StoreLayout, modification_time
-from kvq_core.store.retention import Holding, Quota, Usage, runs_to_remove
+from kvq_core.store.retention import Quota, StoredRun, Usage, runs_to_remove
 
 __all__ = ["Store", "Summary", "check_folder", "open_store", "read_run", "record_json", "write_run"]
 
@@ -204,7 +204,7 @@ class Store:
                 found.setdefault(folder, {})[name] = info["size"]
         return found
 
-    def _holdings(self, files: Files) -> Sequence[Holding]:
+    def _holdings(self, files: Files) -> Sequence[StoredRun]:
         """The finished runs among ``_files``; one whose manifest cannot be read is as old as its file."""
         runs = {run_id: sizes for run_id, sizes in files.items() if _ID.fullmatch(run_id) and sizes.get(MANIFEST)}
         manifests = self._read_manifests(runs)
@@ -215,7 +215,7 @@ class Store:
                 created = created or modification_time(self.fs, self._path(run_id, MANIFEST))
                 attempt = manifests[run_id].folder if run_id in manifests else ""
                 size = sum(size for name, size in sizes.items() if "/" not in name or name.startswith(attempt))
-                found.append(Holding(run_id, size, created, SHARED in sizes))
+                found.append(StoredRun(run_id, size, created, SHARED in sizes))
         return found
 
     def _read_manifests(self, ids: Iterable[str]) -> dict[str, Manifest]:

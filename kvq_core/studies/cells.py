@@ -9,7 +9,7 @@ from kvq_core.errors import SpecError, excerpt
 from kvq_core.models import LoadedModel, available_models, outline
 from kvq_core.pipeline.answer import check_reference
 from kvq_core.pipeline.assemble import id_of, place_of
-from kvq_core.pipeline.compare import named
+from kvq_core.pipeline.compare import portable_spec
 from kvq_core.pipeline.prompt import check_places, read_prompt, script
 from kvq_core.spec import Capture, ComparisonSpec, Message, canonical_json
 from kvq_core.studies.prompts import StudyPrompt
@@ -138,14 +138,14 @@ def _check(shared: ComparisonSpec, prompts: Sequence[StudyPrompt]) -> None:
 def _cells(
     model: LoadedModel, title: str, name: str, shared: ComparisonSpec, prompts: Sequence[StudyPrompt]
 ) -> Iterator[Cell | LeftOut]:
-    shared = named(model, shared.model_copy(update={"model": name}))
+    shared = portable_spec(model, shared.model_copy(update={"model": name}))
     known = shared.model
     check_places(model, shared)
     check_reference(model, shared)
     place, changed = place_of(model, shared.lanes, shared.reference), shared.changed()
     same = {field: value for field, value in changed.items() if field not in _BY_PROMPT}
     read = script if any(rule.spans for lane in shared.lanes for rule in lane.every_rule) else read_prompt
-    specs = [asked(shared, prompt) for prompt in prompts]
+    specs = [comparison_of(shared, prompt) for prompt in prompts]
     rendered = iter(model.render_each([(s.prompt, s.system) for s in specs if s.messages is None], shared.chat))
     for prompt, spec in zip(prompts, specs, strict=True):
         own = spec.model_dump(mode="json", exclude_defaults=True, include=_BY_PROMPT)
@@ -161,7 +161,7 @@ def _cells(
         yield Cell(id, known, title, prompt, spec, len(ids))
 
 
-def asked(shared: ComparisonSpec, prompt: StudyPrompt) -> ComparisonSpec:
+def comparison_of(shared: ComparisonSpec, prompt: StudyPrompt) -> ComparisonSpec:
     """Of what all cells of a model share, the comparison of one prompt."""
     system = shared.system if prompt.system is None and prompt.messages is None else prompt.system
     text, messages = prompt.prompt, prompt.messages

@@ -11,7 +11,7 @@ from kvq_core.errors import KvqError, StoreError
 from kvq_core.spec.part import SpecPart
 from kvq_core.store.beside import read_beside, write_beside
 from kvq_core.store.store import Store
-from kvq_core.studies.cells import Cell, CellPlan, LeftOut, asked, plan
+from kvq_core.studies.cells import Cell, CellPlan, LeftOut, comparison_of, plan
 from kvq_core.studies.spec import StudySpec, parse_study
 
 _SPEC, _PLAN = "studies/{}/study.json", "studies/{}/plan.json"
@@ -87,7 +87,7 @@ def _plan_of(spec: StudySpec, known: _Planned) -> CellPlan:
         named = {"model": model.id, "revision": model.revision, "reference": model.reference}
         shared = spec.comparison.model_copy(update=named)
         cells += [
-            Cell(cell.id, model.id, model.title, prompt, asked(shared, prompt), cell.tokens)
+            Cell(cell.id, model.id, model.title, prompt, comparison_of(shared, prompt), cell.tokens)
             for cell, prompt in ((cell, by_id[cell.prompt]) for cell in model.cells)
         ]
     return CellPlan(spec, prompts, tuple(cells), tuple(LeftOut(*each) for each in known.left_out), known.broken)

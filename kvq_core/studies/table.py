@@ -1,7 +1,7 @@
 """The reference table: a study that ships, of every method and format at matched bytes, matched windows and deployed
 settings, on both models.
 
-A row for another model is a store that holds the same study of it; ``checked`` computes one cell in twenty again.
+A row for another model is a store that holds the same study of it; ``check_cells`` computes one cell in twenty again.
 """
 
 from collections.abc import Iterable, Iterator
@@ -78,7 +78,7 @@ def setting(label: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedCell:
     """A cell that was computed again: ``apart`` is the largest difference of the KLD of a token, in nats, where they
     were compared; ``why``: what does not agree, None where all does."""
 
@@ -88,13 +88,13 @@ class Checked:
     why: str | None
 
 
-def chosen(plan: CellPlan) -> list[Cell]:
+def sampled_cells(plan: CellPlan) -> list[Cell]:
     """One cell in ONE_IN, by the hash of its id and the study's: nobody who submits a table picks them."""
     order = sorted(plan.cells, key=lambda cell: sha256(f"{plan.id} {cell.id}".encode()).digest())
     return order[: -(-len(order) // ONE_IN)]
 
 
-def checked(plan: CellPlan, store: Store) -> Iterator[Checked]:
+def check_cells(plan: CellPlan, store: Store) -> Iterator[CheckedCell]:
     """Every chosen cell of a table that was submitted, computed again beside what the ``store`` holds of it.
 
     Raises StoreError where a run of the table is not there or damaged: a table is shown as a whole or not at all.
@@ -102,33 +102,33 @@ def checked(plan: CellPlan, store: Store) -> Iterator[Checked]:
     for cell in plan.cells:
         if not store.exists(cell.id):
             raise StoreError(f"Prompt {cell.prompt.id!r} of {cell.title}: run {cell.id} is not in this store.")
-    for cell in chosen(plan):
+    for cell in sampled_cells(plan):
         known, arrays = store.load(cell.id)
         yield _compared(cell, known, arrays)
 
 
-def _compared(cell: Cell, known: Record, arrays: Arrays) -> Checked:
+def _compared(cell: Cell, known: Record, arrays: Arrays) -> CheckedCell:
     """What of the followed text and of the lanes' KLD is another when the cell is computed again."""
     try:
         fresh = end_of(compare(cell.spec))
     except KvqError as error:
-        return Checked(cell.id, cell.prompt.id, None, str(error))
+        return CheckedCell(cell.id, cell.prompt.id, None, str(error))
     if fresh.record.reference.token_ids != known.reference.token_ids:
-        return Checked(cell.id, cell.prompt.id, None, "the reference's answer is another")
+        return CheckedCell(cell.id, cell.prompt.id, None, "the reference's answer is another")
     most, moved = 0.0, []
     for at, (lane, again) in enumerate(zip(known.lanes, fresh.record.lanes, strict=True)):
         one, other = (array(each, f"lane/{at}/kld") for each in (fresh.arrays, arrays))
         if one is None or other is None or one.shape != other.shape:
             if one is not other:
-                return Checked(cell.id, cell.prompt.id, None, f"{lane.label} is scored otherwise")
+                return CheckedCell(cell.id, cell.prompt.id, None, f"{lane.label} is scored otherwise")
             continue
         most = max(most, float(np.abs(one - other).max(initial=0.0)))
         if why := _differs(float(one.mean()), float(other.mean()), again, lane):
-            return Checked(cell.id, cell.prompt.id, most, why)
+            return CheckedCell(cell.id, cell.prompt.id, most, why)
         moved.append(abs(one.mean() - other.mean()) / max(one.mean(), other.mean(), SMALL))
     if moved and (middle := float(np.median(moved))) > NEAR:
-        return Checked(cell.id, cell.prompt.id, most, f"half of the lanes' KLD are {middle:.0%} off or more")
-    return Checked(cell.id, cell.prompt.id, most, None)
+        return CheckedCell(cell.id, cell.prompt.id, most, f"half of the lanes' KLD are {middle:.0%} off or more")
+    return CheckedCell(cell.id, cell.prompt.id, most, None)
 
 
 def _differs(here: float, told: float, again: LaneRecord, lane: LaneRecord) -> str | None:

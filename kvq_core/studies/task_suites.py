@@ -1,4 +1,4 @@
-"""The door to prompts that are made from a seed and to those who judge answers, which live in ``tasks``."""
+"""Prompts made from a seed, and verifiers of answers: what ``tasks`` holds, imported when it is asked for."""
 
 import importlib
 import json

@@ -23,7 +23,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Attended:
+class AttendedSamples:
     """``keys`` after RoPE and ``values`` as Samples has them, and ``gram`` (layers, kv_heads, head_dim, head_dim)
     float64: QᵀQ of all queries that read them, over their rows."""
 
@@ -33,7 +33,7 @@ class Attended:
 
 
 @dataclass(frozen=True)
-class Weighed:
+class WeighedSamples:
     """Samples with the squared gradients of the texts' own loss by each of their elements: ``key_weights`` and
     ``value_weights``, float32."""
 
@@ -60,11 +60,11 @@ def collect(model: LoadedModel, sequences: list[list[int]], progress: Progress) 
     return samples
 
 
-def attended(model: LoadedModel, sequences: list[list[int]], progress: Progress) -> Attended:
+def attended_samples(model: LoadedModel, sequences: list[list[int]], progress: Progress) -> AttendedSamples:
     """The same as attention reads it, with what reads it."""
     shape = model.shape
     gram = torch.zeros(shape.layers, shape.kv_heads, shape.head_dim, shape.head_dim, dtype=torch.float64)
-    found = Attended(*_empty(model, sequences), gram)
+    found = AttendedSamples(*_empty(model, sequences), gram)
 
     def keep(layer: int, now: slice, queries: Tensor, keys: Tensor, values: Tensor) -> None:
         found.keys[layer, :, now], found.values[layer, :, now] = keys[0].cpu(), values[0].cpu()
@@ -75,10 +75,10 @@ def attended(model: LoadedModel, sequences: list[list[int]], progress: Progress)
     return found
 
 
-def weighed(model: LoadedModel, sequences: list[list[int]], progress: Progress) -> Weighed:
+def weighed_samples(model: LoadedModel, sequences: list[list[int]], progress: Progress) -> WeighedSamples:
     """What ``collect`` keeps, with what each element matters to the texts' own loss."""
     keys, values = _empty(model, sequences)
-    found = Weighed(keys, values, *(torch.zeros(x.shape) for x in (keys, values)))
+    found = WeighedSamples(keys, values, *(torch.zeros(x.shape) for x in (keys, values)))
     rope, done = model.rope(max(map(len, sequences))), 0
     for ids in sequences:
         now = slice(done, done + len(ids))

@@ -5,13 +5,13 @@ from torch import Tensor
 
 from kvq_core.methods.baselines.level_codecs import ChannelLevels, LevelCodec, TokenLevels
 from kvq_core.methods.baselines.level_tables import key_tables, levels_name, value_tables
-from kvq_core.training.collect import Samples, Weighed
+from kvq_core.training.collect import Samples, WeighedSamples
 
 WIDTHS = (1, 2, 3, 4, 8)
 TOLD = 2  # bits of the codes whose errors are told
 
 
-def fit_ranges(train: Weighed, held_out: Samples, fraction: float) -> dict[str, Tensor]:
+def fit_ranges(train: WeighedSamples, held_out: Samples, fraction: float) -> dict[str, Tensor]:
     """``key_middles``, ``key_halves`` (layers, kv_heads, head_dim), and ``key_levels_B``, ``value_levels_B`` (layers,
     2^B) of every width B, in fp16, ``fraction`` of a channel's keys and of a token's values left out; errors of both
     tensors' texts by layer, (layers, 2) float64: ||x - x'||^2 / ||x||^2 of keys and of values."""

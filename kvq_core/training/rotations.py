@@ -12,10 +12,10 @@ from kvq_core.machine import files
 from kvq_core.methods.formats.fitted_rotation import covariances, engine_file, fitted_rotation
 from kvq_core.methods.formats.oscar import Oscar
 from kvq_core.methods.formats.rotated_int2 import RotatedInt2
-from kvq_core.training.collect import Attended
+from kvq_core.training.collect import AttendedSamples
 
 
-def fit_rotations(train: Attended, held_out: Attended, target: Target) -> dict[str, Tensor]:
+def fit_rotations(train: AttendedSamples, held_out: AttendedSamples, target: Target) -> dict[str, Tensor]:
     """``key_rotation``, ``key_eigenvalues`` and the same of values, (layers, d, d) and (layers, d) float32; errors of
     both tensors' texts by layer, (layers, 2) float64: ||x - x'||^2 / ||x||^2 of keys and of values."""
     rows = train.keys.shape[1] * train.keys.shape[2]

@@ -28,7 +28,7 @@ from kvq_core.errors import SpecError
 from kvq_core.methods.formats.oscar import Oscar
 from kvq_core.models import LoadedModel
 from kvq_core.training.checkpoints import checkpoints
-from kvq_core.training.collect import Progress, Samples, attended, collect, weighed
+from kvq_core.training.collect import Progress, Samples, attended_samples, collect, weighed_samples
 from kvq_core.training.em import EmSettings
 from kvq_core.training.keys import KeyPlan, stage_name, train_keys
 from kvq_core.training.ranges import TOLD, fit_ranges
@@ -146,7 +146,7 @@ def _rotations(
     model: LoadedModel, draft: CodebookInfo, request: Request, cut: Sequences, progress: Progress
 ) -> Codebook:
     began = time.perf_counter()
-    kept, held_out = (attended(model, part, progress) for part in (cut.train, cut.held_out))
+    kept, held_out = (attended_samples(model, part, progress) for part in (cut.train, cut.held_out))
     tensors = fit_rotations(kept, held_out, request.target)
     seconds = torch.tensor([time.perf_counter() - began])  # most of it is reading
     return _finish(draft, {**tensors, "seconds": seconds})
@@ -154,7 +154,7 @@ def _rotations(
 
 def _ranges(model: LoadedModel, draft: CodebookInfo, request: Request, cut: Sequences, progress: Progress) -> Codebook:
     began = time.thread_time()  # which what else the machine does is no part of
-    kept, held_out = weighed(model, cut.train, progress), collect(model, cut.held_out, progress)
+    kept, held_out = weighed_samples(model, cut.train, progress), collect(model, cut.held_out, progress)
     tensors = fit_ranges(kept, held_out, request.outlier_fraction)
     return _finish(draft, {**tensors, "seconds": torch.tensor([time.thread_time() - began])})
 

@@ -9,7 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 
 from tests.browser.conftest import visits
 from tests.browser.pages import VIEWS, open_view, run, unfold
-from ui.panels.history import listed, remember
+from ui.panels.history import list_history, remember
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 
@@ -167,14 +167,14 @@ def test_a_run_that_joins_the_list_while_a_tab_is_on_its_way_is_not_lost(quick, 
     comes, read, free = Event(), Event(), Event()
 
     def slowly(kept, *args):
-        found = listed(kept, *args)
+        found = list_history(kept, *args)
         if comes.is_set():
             comes.clear()
             read.set()
             free.wait(60)
         return found
 
-    monkeypatch.setattr("ui.layout.listed", slowly)
+    monkeypatch.setattr("ui.layout.list_history", slowly)
     with visits(browser, reads_console=False) as visit:
         first = visit(f"{quick}/?preset=first-look")
         comes.set()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvq_core.claims.board import shipped_boards
-from kvq_core.claims.side_by_side import joined
+from kvq_core.claims.side_by_side import claim_rows
 from kvq_core.models import load
 from kvq_core.models.text import Pieces, alone
 from kvq_core.spec import DEFAULT_MODEL
@@ -63,7 +63,7 @@ def test_links_to_results_wait_for_them(unrun):
 
 
 def test_claims_of_both_models_stand_side_by_side_and_flips_alone(unrun):
-    rows, page = joined(shipped_boards()), unrun
+    rows, page = claim_rows(shipped_boards()), unrun
     page.get_by_role("button", name="What the papers claim").click()
     page.wait_for_selector("table.claims")
     shown = page.locator("table.claims tbody tr:visible")

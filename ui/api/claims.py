@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvq_core.claims.board import Board, measurement_lines, stored_boards, texts_share, within_noise
-from kvq_core.claims.side_by_side import NOT_MEASURED, ClaimRow, joined
+from kvq_core.claims.side_by_side import NOT_MEASURED, ClaimRow, claim_rows
 from kvq_core.errors import KvqError, excerpt
 from ui.api.schemas import ClaimInfo
 
@@ -14,7 +14,7 @@ def claims_of(paper: str, model: str) -> list[ClaimInfo]:
     if model not in [board.model for board in boards]:
         raise KvqError(f"There is no board of {excerpt(model)}; models: {', '.join(b.model for b in boards)}.")
     boards.sort(key=lambda board: board.model != model)  # the model's own board first
-    rows = joined(boards)
+    rows = claim_rows(boards)
     papers = {row.claim.paper.lower(): row.claim.paper for row in rows}
     if paper and paper.lower() not in papers:
         raise KvqError(f"There are no claims of {excerpt(paper)}; papers: {', '.join(papers.values())}.")

@@ -16,10 +16,10 @@ from kvq_core.sizing.fit import Fit, FitRequest, memory_of
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.studies.spec import parse_study
 from ui.api.refusals import demand, demand_prompts
-from ui.api.schemas import AdviceInfo, typed
+from ui.api.schemas import AdviceInfo, typed_dict
 from ui.api.sessions import LONG_PACE_S, client_session, paced
 from ui.decide.quote import DecisionQuote, admit, quote_spec, quote_study
-from ui.decide.work import Decisions, GoingDecision, Stage, waits
+from ui.decide.work import Decisions, DecisionWork, Stage, waits
 from ui.service.address import page_address
 from ui.service.one_line import one_line
 from ui.service.services import visitor
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     DecisionInfo: TypeAlias = dict[str, Any]
     FitInfo: TypeAlias = dict[str, Any]
 else:
-    Question = typed("Question", DecisionRequest, without=(), own=_OWN)
-    DecisionInfo = typed("DecisionInfo", Decision, without=("version",), own={"id": str, "link": str})
-    FitInfo = typed("FitInfo", Fit, without=(), own={})
+    Question = typed_dict("Question", DecisionRequest, without=(), own=_OWN)
+    DecisionInfo = typed_dict("DecisionInfo", Decision, without=("version",), own={"id": str, "link": str})
+    FitInfo = typed_dict("FitInfo", Fit, without=(), own={})
 
 
 class DecisionForecastInfo(TypedDict):
@@ -227,7 +227,7 @@ def _forecast(found: DecisionQuote) -> DecisionForecastInfo:
     )
 
 
-async def _told(going: GoingDecision, studies: Studies, request: gr.Request) -> AsyncGenerator[DecisionProgress]:
+async def _told(going: DecisionWork, studies: Studies, request: gr.Request) -> AsyncGenerator[DecisionProgress]:
     """Raises KvqError where it fails or is cancelled."""
     async for now in follow(going):
         yield _progress(going, now, studies)
@@ -238,7 +238,7 @@ async def _told(going: GoingDecision, studies: Studies, request: gr.Request) -> 
     yield {**_progress(going, going.standing(), studies), "stage": "finished", "decision": _info(last, request)}
 
 
-def _progress(going: GoingDecision, now: Stage, studies: Studies) -> DecisionProgress:
+def _progress(going: DecisionWork, now: Stage, studies: Studies) -> DecisionProgress:
     study = going.question.plan.id
     return DecisionProgress(
         study=study,

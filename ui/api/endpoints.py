@@ -36,7 +36,7 @@ from ui.api.schemas import (
     Spec,
 )
 from ui.api.sessions import RUN_PACE_S, client_session, paced
-from ui.api.stream import added_told, run_told
+from ui.api.stream import added_progress, run_progress
 from ui.api.studies import study_endpoints
 from ui.decide.work import Decisions
 from ui.service.address import link
@@ -67,7 +67,7 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
                 system, continuation, temperature, seed and more; what is left out has its default.
         """
         with client_session(request, services.jobs.forget) as session:
-            async for update in paced(run_told(services, parse_spec(spec), session, request), RUN_PACE_S):
+            async for update in paced(run_progress(services, parse_spec(spec), session, request), RUN_PACE_S):
                 yield update
 
     async def add_lane(run: str, lane: LaneSpec, request: gr.Request, key: str = "") -> AsyncGenerator[Progress]:
@@ -82,7 +82,7 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
         """
         with client_session(request, services.jobs.forget) as session:
             parent, asked = _opened(services, run, key)[0], parse_lane(lane, "lane")
-            async for update in paced(added_told(services, parent, asked, session, request), RUN_PACE_S):
+            async for update in paced(added_progress(services, parent, asked, session, request), RUN_PACE_S):
                 yield update
 
     return compare, add_lane

@@ -1,4 +1,4 @@
-"""What a request is refused for before anything is asked of it."""
+"""Checks of the API's arguments: their types, and prompts that a client may not send."""
 
 from typing import Any
 

@@ -28,7 +28,7 @@ def _typed(cls: Any, **known: Any) -> Any:
     return made(cls.__name__, {name: known.get(name) or _plain(hints[name]) for name in names}, total=False)
 
 
-def typed(name: str, cls: Any, without: tuple[str, ...], own: dict[str, Any]) -> Any:
+def typed_dict(name: str, cls: Any, without: tuple[str, ...], own: dict[str, Any]) -> Any:
     """A model as a TypedDict without some of its fields and with others."""
     fields = {field: hint for field, hint in get_type_hints(_typed(cls)).items() if field not in without}
     made: Any = TypedDict

@@ -22,7 +22,9 @@ from ui.service.line import LinePlace
 from ui.service.services import Services, visitor
 
 
-def run_told(services: Services, spec: ComparisonSpec, session: str, request: gr.Request) -> AsyncGenerator[Progress]:
+def run_progress(
+    services: Services, spec: ComparisonSpec, session: str, request: gr.Request
+) -> AsyncGenerator[Progress]:
     """Submit a comparison and tell how far it is, from its place in line to its result.
 
     ``session`` is what cancels it. Raises KvqError where it may not start, fails or is cancelled.
@@ -30,10 +32,10 @@ def run_told(services: Services, spec: ComparisonSpec, session: str, request: gr
     return _told(services, lambda: services.submit(with_model(spec), session, visitor(request)), request)
 
 
-def added_told(
+def added_progress(
     services: Services, parent: Record, lane: Lane, session: str, request: gr.Request
 ) -> AsyncGenerator[Progress]:
-    """``run_told`` of a lane that is added to a finished run."""
+    """``run_progress`` of a lane that is added to a finished run."""
     return _told(services, lambda: services.extend(parent, lane, session, visitor(request)), request)
 
 

@@ -12,7 +12,7 @@ from kvq_core.studies.result import StudyResult
 from kvq_core.studies.rows import parquet
 from kvq_core.studies.spec import OF_A_PROMPT, StudySpec, parse_study
 from ui.api.refusals import demand, demand_prompts
-from ui.api.schemas import typed
+from ui.api.schemas import typed_dict
 from ui.api.sessions import LONG_PACE_S, client_session, paced
 from ui.service.address import page_address
 from ui.service.line import LinePlace
@@ -22,13 +22,13 @@ from ui.study.access import demand_open, key_for, share
 from ui.study.files import name_of
 from ui.study.quote import StudyQuote, admit, quote
 from ui.study.watching import follow
-from ui.study.work import Going, Studies, StudyStanding
+from ui.study.work import Studies, StudyState, StudyWork
 
 if TYPE_CHECKING:
     Study: TypeAlias = dict[str, Any]
 else:
     _OWN = {"models": list[str], "prompts": dict[str, Any], "bundle": str}
-    Study = typed("Study", ComparisonSpec, without=("model", "revision", *OF_A_PROMPT), own=_OWN)
+    Study = typed_dict("Study", ComparisonSpec, without=("model", "revision", *OF_A_PROMPT), own=_OWN)
 
 
 class StudyForecast(TypedDict):
@@ -182,7 +182,7 @@ def _opened(studies: Studies, study: str, key: str) -> StudyResult:
     return studies.results.read(study)
 
 
-async def _told(going: Going, studies: Studies, request: gr.Request) -> AsyncGenerator[StudyProgress]:
+async def _told(going: StudyWork, studies: Studies, request: gr.Request) -> AsyncGenerator[StudyProgress]:
     """Raises KvqError where the study fails or is cancelled."""
     async for now in follow(going):
         yield await asyncio.to_thread(_progress, going, now, studies, request)  # intervals take a moment
@@ -196,7 +196,7 @@ async def _told(going: Going, studies: Studies, request: gr.Request) -> AsyncGen
     yield {**last, "stage": "finished", "result": await asyncio.to_thread(result.summary)}
 
 
-def _progress(going: Going, now: StudyStanding, studies: Studies, request: gr.Request) -> StudyProgress:
+def _progress(going: StudyWork, now: StudyState, studies: Studies, request: gr.Request) -> StudyProgress:
     waits = isinstance(now.doing, LinePlace) and now.doing.ahead > 0
     lines = [] if now.result is None else now.result.lines
     return StudyProgress(

@@ -128,7 +128,7 @@ def _row(each: LaneCandidate, found: Advice) -> str:
     )
 
 
-def linked(found: Advice, public: bool) -> Advice:
+def with_links(found: Advice, public: bool) -> Advice:
     """With links that whoever has the decision can follow: on a public instance, where runs are their maker's, from the
     prompts to the study."""
     if not public:
@@ -143,7 +143,7 @@ def worst_html(found: Advice, public: bool = False) -> str:
         return ""
     items = "".join(
         f'<li><a href="{safe(each.link)}">{safe(each.prompt)}</a><b>{significant(each.kld)} nats</b></li>'
-        for each in linked(found, public).worst
+        for each in with_links(found, public).worst
     )
     return f'<h3 class="figure-title">Where it loses most</h3><ul class="worst">{items}</ul>'
 

@@ -77,7 +77,7 @@ def new_study(form: DecideForm) -> tuple[StudySpec, tuple[str, ...]]:
     return study_for(form.model, asked.spec.prompts.read()[0], form.asked.engine), asked.broken
 
 
-def scoring() -> ScoringBudget | None:
+def scoring_budget() -> ScoringBudget | None:
     """How much scoring of layers this instance takes; None: none, for here the model works elsewhere."""
     if settings().zero_gpu:
         return None

@@ -32,7 +32,7 @@ def create_cell() -> CellPart:
     return CellPart(words, pick)
 
 
-def picked(raw: str, decision: Decision) -> Score | None:
+def picked_score(raw: str, decision: Decision) -> Score | None:
     """The score that was chosen; what a browser sends may be anything."""
     try:
         number = int(json.loads(raw)["cell"])

@@ -7,13 +7,15 @@ from kvq_core.advice.decision import Decision
 from kvq_core.advice.html import as_html
 from kvq_core.advice.markdown import as_markdown
 from kvq_core.settings import settings
-from ui.decide.answer import linked
+from ui.decide.answer import with_links
 
 Made = Callable[[Decision, str], str]  # of a decision and the page's address, for links
 
 
 def _report(make: Callable[..., str]) -> Made:
-    return lambda decision, page: make(linked(decision.advice, settings().public), decision.grounds, page, decision.id)
+    return lambda decision, page: make(
+        with_links(decision.advice, settings().public), decision.grounds, page, decision.id
+    )
 
 
 FILES: dict[str, tuple[str, Made]] = {

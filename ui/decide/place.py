@@ -9,7 +9,7 @@ import gradio as gr
 from kvq_core.advice.decision import Decision, DecisionRequest, stored_decision
 from kvq_core.errors import KvqError
 from ui.decide.asked import ANY, BITS, CACHE, LEAST, MEMORY, STUDY, DecideForm
-from ui.decide.cell import cell_html, picked
+from ui.decide.cell import cell_html, picked_score
 from ui.decide.form import DecidePanel, choices, create_form, fits_of, form_of, wire_form
 from ui.decide.quote import admit, quote_form
 from ui.decide.result import ResultPart, create_result, draw, link_html
@@ -144,7 +144,7 @@ def _wire_result(place: DecidePlace) -> None:
 
     def cell(raw: str, shown: dict[str, Any] | None, mine: Any, request: gr.Request) -> Any:
         decision = found(shown, mine, request)
-        score = None if decision is None else picked(raw, decision)
+        score = None if decision is None else picked_score(raw, decision)
         return gr.skip() if score is None or decision is None else cell_html(score, decision, place.results)
 
     def publish(shown: dict[str, Any] | None, mine: Any, request: gr.Request) -> list[Any]:

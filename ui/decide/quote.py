@@ -12,7 +12,7 @@ from kvq_core.studies.example import adopt, packaged_ids
 from kvq_core.studies.intervals import FEWEST
 from kvq_core.studies.result import StudyResult
 from kvq_core.studies.spec import StudySpec
-from ui.decide.asked import STUDY, DecideForm, demand_lanes, new_study, scoring
+from ui.decide.asked import STUDY, DecideForm, demand_lanes, new_study, scoring_budget
 from ui.decide.work import Question
 from ui.html.escape import safe
 from ui.html.numbers import plural
@@ -83,7 +83,7 @@ def admit(found: DecisionQuote) -> Question:
 def _quoted(told: StudyQuote, model: str, asked: DecisionRequest, layers: bool, services: Services) -> DecisionQuote:
     if not told.plan.cells:
         raise SpecError("None of these prompts fits the model's context; give shorter ones.")
-    allowed: ScoringBudget | None = scoring() if layers else None
+    allowed: ScoringBudget | None = scoring_budget() if layers else None
     question = Question(told.plan, model, asked, scoring=allowed, cost=told.cost)
     said = []
     if (count := len(told.plan.prompts)) < FEWEST:

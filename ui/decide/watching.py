@@ -6,7 +6,7 @@ from typing import Any
 
 import gradio as gr
 
-from ui.decide.work import GoingDecision, Stage, waits
+from ui.decide.work import DecisionWork, Stage, waits
 from ui.html.status import line, notice, place_line
 from ui.panels.job_panel import JobPanel
 from ui.study.watching import doing_words, follow
@@ -17,7 +17,7 @@ DECIDE = JobPanel(
 WORDS = {"Computing": "Runs", "Scoring layers": "Scoring layers, passes"}
 
 
-async def updates(going: GoingDecision) -> AsyncGenerator[list[Any]]:
+async def updates(going: DecisionWork) -> AsyncGenerator[list[Any]]:
     """Status, Start, Cancel, Go on, and the decision shown."""
     drawn, hidden = None, gr.update(visible=False)
     async for now in follow(going):
@@ -48,7 +48,7 @@ def stage_line(now: Stage) -> str:
     )
 
 
-def end_line(going: GoingDecision) -> str:
+def end_line(going: DecisionWork) -> str:
     """How it ended."""
     if (error := going.failure()) is not None:
         return notice("There is no answer", error, "What is done is kept; Go on computes what is left.")

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
-from kvq_core.advice.deciding import Deciding
+from kvq_core.advice.deciding import DecisionMaker
 from kvq_core.advice.decision import Decision, DecisionRequest, keep_decision
 from kvq_core.advice.policy import ScoringBudget
 from kvq_core.errors import KvqError, StoreError
@@ -50,7 +50,7 @@ class Question:
     cost: Cost = Cost()
 
 
-class GoingDecision:
+class DecisionWork:
     """One decision of a page or a client. It stops when its watcher stops looking; what is computed lies in the store,
     so that it goes on from there when it is begun again."""
 
@@ -92,7 +92,7 @@ class GoingDecision:
 
     def _work(self) -> None:
         asked = self.question
-        going = Deciding(
+        going = DecisionMaker(
             asked.plan,
             asked.model,
             asked.asked,
@@ -146,13 +146,13 @@ class GoingDecision:
         self._stage = Stage(doing, done, total, left=left, decision=self._stage.decision)
 
 
-class Decisions(SessionWork[GoingDecision]):
+class Decisions(SessionWork[DecisionWork]):
     """The decisions at work, by session."""
 
-    def begin(self, question: Question, session: str, visitor: str) -> GoingDecision:
+    def begin(self, question: Question, session: str, visitor: str) -> DecisionWork:
         """Begin a decision, or go on with it. Raises LimitError where the line has no room, or this visitor asks too
         much."""
-        going = GoingDecision(question, self.services, session, visitor, self.number())
+        going = DecisionWork(question, self.services, session, visitor, self.number())
         return self.enter(going, session, visitor)
 
 

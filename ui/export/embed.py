@@ -11,7 +11,7 @@ from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from kvq_core.record.subset import drawn_of
 from ui.export.card import title
-from ui.export.framed import FRAMED, framed, sheet
+from ui.export.framed import FRAMED, framed_view, sheet
 from ui.export.hover import marks
 from ui.export.report import style
 from ui.export.selected import SELECTED, Asked, place_of
@@ -35,7 +35,7 @@ def embed(record: Record, arrays: Arrays, view: str, link: str = "", at: Asked |
     if view not in NAMES:
         raise SpecError(f"view = {excerpt(view)} is not allowed; give one of {', '.join(NAMES)}.")
     if view in FRAMED:
-        body = framed(record, arrays, view, place_of(record, arrays, at or {}), lane)
+        body = framed_view(record, arrays, view, place_of(record, arrays, at or {}), lane)
         page = _document(record, arrays, view, link, body, FRAME_JS, sheet())
     else:
         page = _document(record, arrays, view, link, *_figure(record, arrays, view, at or {}))
@@ -77,7 +77,7 @@ def _document(record: Record, arrays: Arrays, view: str, link: str, body: str, s
     )
 
 
-def refused(said: str) -> str:
+def refusal_page(said: str) -> str:
     """The document in a figure's place, where it cannot be drawn."""
     return (
         f"{_BEGIN}<title>No figure</title><style>{style()}</style></head>"

@@ -21,18 +21,18 @@ KEYS = "Space plays and pauses; the arrow keys go on and back."
 
 
 @dataclass(frozen=True)
-class Framed:
+class FramedView:
     title: str
     words: str
 
 
 FRAMED = {
-    "words": Framed("Attention on the words", f"{TINTS} Point at a word, or walk them with the arrow keys."),
-    "replay": Framed("The answer, step by step", KEYS),
+    "words": FramedView("Attention on the words", f"{TINTS} Point at a word, or walk them with the arrow keys."),
+    "replay": FramedView("The answer, step by step", KEYS),
 }
 
 
-def framed(record: Record, arrays: Arrays, view: str, at: Selection, lane: str = "") -> str:
+def framed_view(record: Record, arrays: Arrays, view: str, at: Selection, lane: str = "") -> str:
     """The figure and its data; ``lane``: the label of the one that is shown first. Raises SpecError where nothing of
     the words is kept there, or there is no such lane."""
     drawn, own = _with(record, arrays, lane)

@@ -7,7 +7,7 @@ import numpy as np
 
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from ui.html.along_data import packed
+from ui.html.along_data import binary_json
 
 MOST_BYTES = 64_000  # of all lanes' values in a figure, at two a value
 CODES = 65_535
@@ -41,7 +41,7 @@ def of_steps(values: np.ndarray, edges: Sequence[tuple[int, int]]) -> dict[str, 
     """``values`` (bins, rows, columns), each the mean of the steps from one edge to the other, as codes of ``scale``;
     signed ones as they are."""
     scale = float(values.max()) / CODES if values.size and values.min() >= 0 and values.max() > 0 else None
-    held = packed(values, "f4") if scale is None else packed(np.round(values / scale), "u2")
+    held = binary_json(values, "f4") if scale is None else binary_json(np.round(values / scale), "u2")
     return {"steps": {"edges": list(edges), "shape": list(values.shape), "scale": scale or 1.0, "values": held}}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.decision.engine_flags import pasted
+from kvq_core.decision.engine_flags import lane_of_flags
 from kvq_core.errors import KvqError
 from kvq_core.methods import methods
 from kvq_core.models import layers_of
@@ -111,7 +111,7 @@ def take_flags(
 ) -> list[Any]:
     """The lane that an engine's flags say, at the end, and their box free; anybody's text."""
     try:
-        taken = pasted(str(words), layers_of(str(model or "").strip(), rest.get("revision")))
+        taken = lane_of_flags(str(words), layers_of(str(model or "").strip(), rest.get("revision")))
     except KvqError as error:
         return [*redraw_lanes(lanes, opened["uid"], str(error), opened["rule"]), gr.skip()]
     return [*redraw_lanes(append_lane(lanes, taken), None), ""]

@@ -11,7 +11,7 @@ from ui.html.numbers import percent, significant, size
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedLane:
     """A lane of a run that was added to the run shown; ``effect`` None where no lane is known that it changes, or the
     two were not scored on the same tokens."""
 
@@ -53,7 +53,7 @@ def leads_html(parent: str) -> str:
     return f'<div class="acts-box"><h2>What if</h2><p class="muted">{said}</p></div>'
 
 
-def tried_html(tried: Sequence[Tried]) -> str:
+def tried_html(tried: Sequence[TriedLane]) -> str:
     """What came of each lane that was tried, the newest first, with a link of its own and a way back."""
     items = "".join(map(_tried, reversed(tried)))
     return f'<ul class="tried" aria-label="Tried">{items}</ul>' if items else ""
@@ -77,7 +77,7 @@ def _moved(before: str, after: str) -> str:
     return f"{before} → {after}".replace(" ", "\N{NO-BREAK SPACE}")
 
 
-def _tried(lane: Tried) -> str:
+def _tried(lane: TriedLane) -> str:
     run = safe(lane.run)
     return (
         f'<li data-tried="{run}"><b>{safe(lane.label)}</b><small>{safe(before_after(lane.effect))}</small>'

@@ -69,7 +69,7 @@ def as_json(data: Any) -> str:
     return escape(json.dumps(data, separators=(",", ":")), quote=False)
 
 
-def packed(values: np.ndarray, dtype: str) -> dict[str, str]:
+def binary_json(values: np.ndarray, dtype: str) -> dict[str, str]:
     """Numbers as Plotly's binary form has them: ``f4``, ``u1`` or ``u2``, little-endian, in base 64."""
     return {"dtype": dtype, "bdata": base64.b64encode(np.ascontiguousarray(values, f"<{dtype}").tobytes()).decode()}
 
@@ -79,10 +79,10 @@ def _lane(record: Record, arrays: Arrays, at: int, spans: list[Span]) -> dict[st
     where = None
     if found is not None:
         where = {
-            "layer": packed(found.layer, "u2"),
-            "head": packed(found.head, "u2"),
-            "value": packed(found.value, "f4"),
-            "looked": packed(found.looked, "u1"),
+            "layer": binary_json(found.layer, "u2"),
+            "head": binary_json(found.head, "u2"),
+            "value": binary_json(found.value, "f4"),
+            "looked": binary_json(found.looked, "u1"),
         }
     return {
         **_row(record, arrays, at),
@@ -142,7 +142,7 @@ def _numbers(values: Any) -> dict[str, str] | None:
     if values is None:
         return None
     found = np.asarray(values)
-    return packed(found, "u1" if found.dtype == np.uint8 else "f4")
+    return binary_json(found, "u1" if found.dtype == np.uint8 else "f4")
 
 
 def equal_runs(values: np.ndarray) -> list[float]:

@@ -10,7 +10,7 @@ from kvq_core.claims.board import (
     texts_share,
     within_noise,
 )
-from kvq_core.claims.side_by_side import FLIPS, NOT_MEASURED, ClaimRow, counted, joined, short_title
+from kvq_core.claims.side_by_side import FLIPS, NOT_MEASURED, ClaimRow, claim_rows, short_title, summary
 from ui.html.escape import safe
 
 TONES = {"holds": "good", "does not hold here": "warn", "cannot be tested here": "quiet"}
@@ -20,7 +20,7 @@ def claims_table(boards: Sequence[Board]) -> str:
     """The boards side by side; rows that do not flip can be hidden. Everything is escaped: files can be edited."""
     heads = ("The paper says", "Tested here", *(short_title(board.model_title) for board in boards))
     titles = "".join(f'<th scope="col">{safe(title)}</th>' for title in heads)
-    body = "".join(_row(row, boards) for row in joined(boards))
+    body = "".join(_row(row, boards) for row in claim_rows(boards))
     return (
         f'<div class="scroll" tabindex="0"><table class="claims"><thead><tr>{titles}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
@@ -63,7 +63,7 @@ def claims_missing(reason: str) -> str:
 
 def claims_summary(boards: Sequence[Board]) -> str:
     """What holds on all models and what flips, then a line a model with the count of its verdicts."""
-    lines = [f"<b>{safe(counted(boards))}</b>"] if len(boards) > 1 else []
+    lines = [f"<b>{safe(summary(boards))}</b>"] if len(boards) > 1 else []
     lines += [f"{safe(board.model_title)}: {safe(verdicts_counted(board))}." for board in boards]
     return "<p>" + "<br>".join(lines) + "</p>"
 

@@ -11,11 +11,11 @@ def fit_words(found: Fit) -> str:
     """``32K × 8: 6.04 GB in fp16, 1.2 to 3.2 GB in engines' formats``."""
     plain, others = _plain(found), [each.tensors for each in found.formats if each.engines and each.tensors]
     stored = [nbytes for nbytes in others if nbytes < plain]
-    said = f"{planned(found)}: {size(plain)} in fp16"
+    said = f"{planned_size(found)}: {size(plain)} in fp16"
     return f"{said}, {size(min(stored))} to {size(max(stored))} quantized" if stored else said
 
 
-def planned(found: Fit) -> str:
+def planned_size(found: Fit) -> str:
     return f"{found.context // 1024}K × {found.batch}"
 
 
@@ -23,7 +23,7 @@ def fit_table(found: Fit) -> str:
     """Every format that an engine has, the smallest last."""
     known = sorted((each for each in found.formats if each.engines and each.tensors), key=lambda each: -_bytes(each))
     rows = "".join(_row(each) for each in known)
-    head = "".join(f'<th scope="col">{name}</th>' for name in (planned(found), f"in {MEMORY} GB"))
+    head = "".join(f'<th scope="col">{name}</th>' for name in (planned_size(found), f"in {MEMORY} GB"))
     said = [
         f"In {MEMORY} GB: the longest context of {found.batch} sequences, in tokens, beside the weights "
         f"({size(found.weights.nbytes)}, {found.weights.how}), at most the model's own; of engines the one that takes "

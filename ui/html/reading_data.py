@@ -10,7 +10,7 @@ from kvq_core.analysis.prompt_text import prompt_texts
 from kvq_core.analysis.replay import Kind, Movement, movement
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from ui.html.along_data import equal_runs, packed
+from ui.html.along_data import binary_json, equal_runs
 from ui.html.escape import bare
 
 _KINDS: tuple[Kind, ...] = ("key", "value")
@@ -61,7 +61,7 @@ def reading_texts(record: Record, edges: list[int]) -> list[str]:
 
 def _rows(arrays: Arrays, name: str, place: tuple[int, int] | None) -> dict[str, str] | None:
     rows = arrays.get(f"{name}/attention_rows")
-    return None if rows is None or place is None else packed(np.asarray(rows[:, place[0], place[1]]), "u1")
+    return None if rows is None or place is None else binary_json(np.asarray(rows[:, place[0], place[1]]), "u1")
 
 
 def _moves(found: Movement | None) -> dict[str, Any] | None:
@@ -71,6 +71,6 @@ def _moves(found: Movement | None) -> dict[str, Any] | None:
     return {
         "bits": equal_runs(np.round(found.bits, 3)),
         "sink": found.sink,
-        "packed": None if found.packed is None else packed(found.packed, "f4" if wide else "u2"),
+        "packed": None if found.packed is None else binary_json(found.packed, "f4" if wide else "u2"),
         "rewritten": found.rewritten,
     }

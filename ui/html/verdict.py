@@ -1,4 +1,4 @@
-"""What a reader needs beside a lane's verdict before believing the numbers."""
+"""Remarks beside a lane's verdict: what of it was not quantized or counted, its notes, and its near ties."""
 
 from kvq_core.analysis.verdict import EXPLAINED, Verdict, verdict
 from kvq_core.record.fields import LaneRecord

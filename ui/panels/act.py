@@ -28,7 +28,7 @@ from ui.service.line import LinePlace as InLine
 from ui.service.records import drawn_lanes
 from ui.service.services import QUIET, SWIFT, Services, visitor
 from ui.service.streams import with_empty_end
-from ui.views.figure_files import read
+from ui.views.figure_files import read_request
 from ui.views.tabs import OnPage, Views
 
 ACTING = JobPanel("acting", "Try", "Computing", ("Cancelled", "warn", None, "The run is as it was."))
@@ -82,7 +82,7 @@ def wire_act(panel: ActPanel, views: Views, shown: gr.State, services: Services)
         now = read_selection(record, *at)
         if record.parent is not None:
             return [leads_html(record.parent), ""]
-        index = _lane(record, arrays, now, read(raw).get("lane"))
+        index = _lane(record, arrays, now, read_request(raw).get("lane"))
         offered = () if index is None else acts(record, arrays, index, place_of(record, now, pick))
         made = offers_html(record, -1 if index is None else index, now.layer, offered)
         return [made, tried_html(came(services, shown))]
@@ -92,7 +92,7 @@ def wire_act(panel: ActPanel, views: Views, shown: gr.State, services: Services)
     ) -> AsyncGenerator[list[Any]]:
         asked = _Asked(shown, (layer, head, token), pick, page)
         session, who = ACTING.session(request), visitor(request)
-        async for update in with_empty_end(stream(read(raw), asked, session, who, services)):
+        async for update in with_empty_end(stream(read_request(raw), asked, session, who, services)):
             yield update
 
     def fresh(shown: dict[str, Any], page: OnPage) -> Any:
@@ -113,7 +113,7 @@ def wire_act(panel: ActPanel, views: Views, shown: gr.State, services: Services)
 
 def place_of(record: Record, at: Selection, pick: Any) -> LookedPlace:
     """Where one looks: the selection, and key positions or a channel that were clicked last."""
-    clicked = read(pick)
+    clicked = read_request(pick)
     key, channel = clicked.get("key", clicked.get("position")), clicked.get("channel")
     span = (round(key), round(key) + 1) if isinstance(key, int | float) and 0 <= key < 1e9 else None
     at_channel = round(channel) if isinstance(channel, int | float) and 0 <= channel < 1e9 else None

@@ -50,7 +50,7 @@ def wire_differs(
 
     def compare(shown: dict[str, Any], started: dict[str, Any], *values: Any) -> str:
         *fields, form_lanes, rest = values
-        return compared(
+        return form_changes(
             _asked(shown, started, services), dict(zip(FIELDS, fields, strict=True)), form_lanes, rest, named
         )
 
@@ -65,7 +65,7 @@ def wire_differs(
     fills(back.change, tell, [back, *on_page], outputs)
 
 
-def compared(
+def form_changes(
     run: ComparisonSpec | None,
     form: dict[str, Any],
     lanes: list[LaneForm],

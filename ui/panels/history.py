@@ -40,7 +40,7 @@ class History:
 
     @property
     def outputs(self) -> list[Any]:
-        """What ``listed`` sets."""
+        """What ``list_history`` sets."""
         return [self.find, self.runs]
 
 
@@ -69,7 +69,7 @@ def wire_history(panel: History) -> None:
     panel.find.change(history_html, sought, panel.runs, **SWIFT, trigger_mode="always_last")
 
     def change(raw: str, kept: Any, find: str) -> list[Any]:
-        kept = changed(kept, raw)
+        kept = change_history(kept, raw)
         return [kept, gr.update(visible=len(kept) > 1 or bool(find)), history_html(kept, find)]
 
     panel.told.change(change, [panel.told, panel.kept, panel.find], [panel.kept, *panel.outputs], **SWIFT)
@@ -123,7 +123,7 @@ def remember(
     return [entry, *(e for e in entries if e["id"] != record.id)][:KEPT]
 
 
-def changed(kept: Any, raw: str) -> list[dict[str, str]]:
+def change_history(kept: Any, raw: str) -> list[dict[str, str]]:
     """The runs after one was named or forgotten, or what another tab did: ``put`` entries and ids that are ``gone``.
     What a browser sends is anybody's text."""
     entries = entries_of(kept)
@@ -139,7 +139,7 @@ def changed(kept: Any, raw: str) -> list[dict[str, str]]:
     return [{**entry, "name": shorten(str(name), NAMED)} if entry["id"] == run else entry for entry in entries]
 
 
-def listed(kept: Any, find: str = "") -> list[Any]:
+def list_history(kept: Any, find: str = "") -> list[Any]:
     """Updates of ``History.outputs``: the search is there once there is something to search, and stays as it is."""
     return [gr.update(visible=len(entries_of(kept)) > 1), history_html(kept, find)]
 

@@ -88,12 +88,12 @@ def wire_look(panel: LookPanel, setup: Setup, lanes: LanesPanel, estimate: gr.HT
     changed = [setup["model"].change, estimate.change]
     gr.on(changed, show, [*form, panel.shown], shown, **QUIET, trigger_mode="always_last", concurrency_limit=2)
     looked = panel.look.click(work, form, panel.outputs, **SWIFT)
-    looked.then(settle, [panel.found, *form], [panel.words, panel.shown], **SWIFT)
+    looked.then(show_found, [panel.found, *form], [panel.words, panel.shown], **SWIFT)
     panel.cancel.click(LOOKING.on_cancel(services), None, [panel.status, panel.look, panel.cancel], **SWIFT)
     panel.chosen.change(add, [panel.chosen, *form, lanes.lanes], lanes.outputs, **LANES)
 
 
-def settle(found: tuple[tuple[str, str | None], Inspection] | None, model: str, rest: dict[str, Any]) -> list[Any]:
+def show_found(found: tuple[tuple[str, str | None], Inspection] | None, model: str, rest: dict[str, Any]) -> list[Any]:
     """What a look found, unless the form has another model by now."""
     asked = str(model or "").strip(), rest.get("revision")
     if found is None or found[0] != asked:

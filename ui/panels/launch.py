@@ -13,8 +13,8 @@ import gradio as gr
 from kvq_core.errors import KvqError
 from kvq_core.events import Finished, Step
 from kvq_core.logs import log_error
-from kvq_core.pipeline.estimate import loading
-from kvq_core.pipeline.timings import Remaining
+from kvq_core.pipeline.estimate import loading_progress
+from kvq_core.pipeline.timings import RemainingTime
 from kvq_core.spec import parse_spec
 from ui.form.lanes_panel import LanesPanel
 from ui.form.setup_panel import Setup
@@ -124,7 +124,7 @@ def wire_run(
             admit = partial(copy_context().run, services.submit, spec, RUN.session(request), visitor(request))
             admitted = asyncio.get_running_loop().run_in_executor(workers, admit)
             while not (await asyncio.wait([admitted], timeout=SOON_S))[0]:
-                if told != (told := event_line(loading(spec.model))):
+                if told != (told := event_line(loading_progress(spec.model))):
                     status = ""
                     yield [gr.skip(), gr.skip(), told, gr.skip(), gr.skip(), *rest_of_them]
             job = await admitted
@@ -169,7 +169,7 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
     job = services.jobs.watch(start.get("id"))
     if job is None:  # cancelled before it was watched: the page says so already
         return
-    board, remaining = LiveCards(parse_spec(start["spec"])), Remaining(job.stages)
+    board, remaining = LiveCards(parse_spec(start["spec"])), RemainingTime(job.stages)
     pacer = Pacer()
 
     def show(news: list[Any]) -> Iterator[list[Any]]:

@@ -9,7 +9,7 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from kvq_core.events import Loading
-from kvq_core.packed.gpus import Decoded, MeasuredGpu, measured_gpus
+from kvq_core.packed.gpus import DecodeSpeed, MeasuredGpu, measured_gpus
 from kvq_core.packed.lanes import Begins, LaneMeasurement, MeasureRequest, Progress, SkippedLane, gpu, unquantized_bytes
 from kvq_core.packed.slow import chips, slow_methods
 from kvq_core.spec import parse_spec
@@ -96,7 +96,7 @@ def _elsewhere(found: MeasuredGpu) -> str:
     )
 
 
-def _decoded(row: Decoded) -> str:
+def _decoded(row: DecodeSpeed) -> str:
     times = ABSENT if row.times is None else f"{row.times:.2f}"
     return _cells(row.cache, (str(row.batch), f"{row.tokens_per_second:,.0f}", times, f"{row.peak_gb:.1f}"))
 

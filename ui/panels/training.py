@@ -48,7 +48,7 @@ class Trainer:
 
     @property
     def outputs(self) -> list[gr.blocks.Block]:
-        """Outputs of ``offering``."""
+        """Outputs of ``offer_updates``."""
         return [self.area, self.words, self.budget, self.train, self.cancel, self.progress]
 
 
@@ -70,13 +70,13 @@ def wire_training(panel: Trainer, setup: Setup, lanes: LanesPanel, services: Ser
     def offer(model: str, rest: dict[str, Any], form_lanes: list[LaneForm], budget: str, ticket: Any) -> list[Any]:
         if services.line.flag(ticket["id"] or "") is not None:
             return [gr.skip()] * len(panel.outputs)  # the training that is on its way stays in view
-        return offering(_found(services, model, rest, form_lanes, budget))
+        return offer_updates(_found(services, model, rest, form_lanes, budget))
 
     def again(model: str, rest: dict[str, Any], form_lanes: list[LaneForm], budget: str) -> list[Any]:
         found = _found(services, model, rest, form_lanes, budget)
         if found is None:  # all is there: how the training ended stays in view until the form changes
             return [gr.skip(), "", *[gr.update(visible=False)] * 3, gr.skip()]
-        return [*offering(found)[:-1], gr.skip()]
+        return [*offer_updates(found)[:-1], gr.skip()]
 
     def submit(
         model: str, rest: dict[str, Any], form_lanes: list[LaneForm], budget: str, request: gr.Request
@@ -117,7 +117,7 @@ def _found(services: Services, model: str, rest: dict[str, Any], lanes: list[Lan
         return None
 
 
-def offering(found: Offer | None) -> list[Any]:
+def offer_updates(found: Offer | None) -> list[Any]:
     """Updates of Trainer.outputs: the card, or none."""
     if found is None:
         return [gr.update(visible=False), "", *[gr.skip()] * 3, ""]

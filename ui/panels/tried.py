@@ -6,13 +6,13 @@ from typing import Any
 from kvq_core.analysis.acts import effect
 from kvq_core.errors import SpecError, StoreError
 from kvq_core.settings import settings
-from ui.html.acts import Tried
+from ui.html.acts import TriedLane
 from ui.service.access import MOST_ADDED
 from ui.service.services import Services
 from ui.views.tabs import OnPage, labels
 
 
-def came(services: Services, shown: dict[str, Any]) -> list[Tried]:
+def came(services: Services, shown: dict[str, Any]) -> list[TriedLane]:
     """What was added to the run shown, as far as this page may take it back: on a public instance what its browser
     added. Raises StoreError."""
     whole, arrays = services.records.whole(shown)
@@ -21,7 +21,7 @@ def came(services: Services, shown: dict[str, Any]) -> list[Tried]:
         run = (whole.added(at) or ("",))[0]
         if run and (not settings().public or run in shown.get("own", ())):
             of = _changes(label, labels[:at])
-            found.append(Tried(run, label, None if of is None else effect(whole, arrays, of, at)))
+            found.append(TriedLane(run, label, None if of is None else effect(whole, arrays, of, at)))
     return found
 
 

@@ -8,7 +8,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from kvq_core.errors import KvqError
 from ui.export.card import answer_line, title
-from ui.export.embed import embed, refused
+from ui.export.embed import embed, refusal_page
 from ui.export.picture import png_card
 from ui.export.selected import read_place
 from ui.service.access import open_to_all
@@ -29,7 +29,7 @@ class Embeds:
             drawn = partial(self._page, run, view or "kld", link, at, lane)
             return HTMLResponse(await anyio.to_thread.run_sync(drawn))
         except KvqError as error:
-            return HTMLResponse(refused(str(error)), 404)
+            return HTMLResponse(refusal_page(str(error)), 404)
 
     async def picture(self, request: Request) -> Response:
         """``/card.png?run=...``: the run's card, for previews of its link; 404 with one line where it is not open."""

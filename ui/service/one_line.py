@@ -1,4 +1,4 @@
-"""What a request is refused with: one line, never a trace."""
+"""Errors of a request as the one line that a client gets, never a trace."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

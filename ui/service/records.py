@@ -73,7 +73,7 @@ class RecordCache:
         with self._lock:
             of, whole, own = self._joined.get(key, (None, record, arrays))
         if of is not record:
-            whole, own = joined(
+            whole, own = join_lanes(
                 record, arrays, [found for run in beside for found in self._found(run, record.parent or record.id)]
             )
         with self._lock:
@@ -137,7 +137,7 @@ class RecordCache:
         return part, own
 
 
-def joined(
+def join_lanes(
     record: Record, arrays: dict[str, Any], beside: Sequence[tuple[Record, dict[str, Any]]]
 ) -> tuple[Record, dict[str, Any]]:
     """A run with the lanes that were added to it, and with what their damage comes from, of the runs beside it."""

@@ -119,7 +119,7 @@ def mine_of(mine: Any) -> list[dict[str, str]]:
     return [entry for entry in found if entry["id"].isalnum()]
 
 
-def taken_over(mine: Any, raw: str) -> list[dict[str, str]]:
+def take_over(mine: Any, raw: str) -> list[dict[str, str]]:
     """A browser's list with what another of its tabs did, as js/lists.js tells it: anybody's text."""
     entries = mine_of(mine)
     try:

@@ -10,7 +10,7 @@ from kvq_core.studies.example import packaged_ids
 from kvq_core.studies.result import StudyResult
 from ui.service.lists import tell_tabs
 from ui.service.services import SWIFT
-from ui.study.access import KEPT, mine_html, taken_over
+from ui.study.access import KEPT, mine_html, take_over
 from ui.study.cell import OPENING, CellPanel, create_cell
 from ui.study.form import FormPanel, create_form, wire_form
 from ui.study.results import ResultPanel, create_result
@@ -104,9 +104,9 @@ def arrange_study(studies: Studies, compare_lanes: gr.State) -> StudyPlace:
 def wire_tabs(mine: gr.BrowserState, listing: gr.HTML, told: gr.Textbox) -> None:
     """What is begun in one tab is in the list of the others."""
 
-    def take_over(raw: str, kept: Any) -> list[Any]:
-        kept = taken_over(kept, raw)
+    def follow_tab(raw: str, kept: Any) -> list[Any]:
+        kept = take_over(kept, raw)
         return [kept, mine_html(kept)]
 
-    told.change(take_over, [told, mine], [mine, listing], **SWIFT)
+    told.change(follow_tab, [told, mine], [mine, listing], **SWIFT)
     mine.change(None, mine, None, js=tell_tabs("studies", KEPT), **SWIFT)

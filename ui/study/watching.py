@@ -13,7 +13,7 @@ from ui.panels.job_panel import JobPanel
 from ui.service.line import LinePlace
 from ui.study.access import Results
 from ui.study.results import live_html
-from ui.study.work import Going, StudyStanding
+from ui.study.work import StudyState, StudyWork
 
 STUDY = JobPanel(
     "study", "Start", "Computing", ("Cancelled", "warn", None, "What is done is kept; Go on computes what is left.")
@@ -25,7 +25,7 @@ SHARE = 4.0  # of the time between two drawings of the table that drawing may ta
 S = TypeVar("S", covariant=True)
 
 
-class Followed(Protocol[S]):
+class Followable(Protocol[S]):
     """Work that tells how far it is."""
 
     @property
@@ -37,7 +37,7 @@ class Followed(Protocol[S]):
     def standing(self) -> S: ...
 
 
-async def follow(going: Followed[S]) -> AsyncGenerator[S]:
+async def follow(going: Followable[S]) -> AsyncGenerator[S]:
     """How far work is, whenever that changes, until it is over; nothing more once the session has begun another."""
     last = None
     while not going.replaced:
@@ -50,7 +50,7 @@ async def follow(going: Followed[S]) -> AsyncGenerator[S]:
         await asyncio.sleep(LOOK_S)
 
 
-async def updates(going: Going, results: Results) -> AsyncGenerator[list[Any]]:
+async def updates(going: StudyWork, results: Results) -> AsyncGenerator[list[Any]]:
     """Status, Start, Cancel, Go on, the live table, and the study shown."""
     drawn, wait, hidden = None, 0.0, gr.update(visible=False)
     loop = asyncio.get_running_loop()
@@ -71,7 +71,7 @@ async def updates(going: Going, results: Results) -> AsyncGenerator[list[Any]]:
     yield [end_line(going, left), *STUDY.idle(), gr.update(visible=left > 0), "", shown]
 
 
-def standing_line(now: StudyStanding, total: int) -> str:
+def standing_line(now: StudyState, total: int) -> str:
     """The place in line, or the cell at work and what is done with it."""
     if isinstance(now.doing, LinePlace) and now.doing.ahead:
         return place_line(now.doing.ahead, now.doing.seconds)
@@ -89,7 +89,7 @@ def doing_words(doing: Event | LinePlace | None) -> str:
     return "" if found is None else f"{found[0]}."
 
 
-def end_line(going: Going, left: int) -> str:
+def end_line(going: StudyWork, left: int) -> str:
     """How it ended."""
     if (error := going.failure()) is not None:
         return notice("The study stopped", error, "What is done is kept; Go on computes what is left.")

@@ -22,7 +22,7 @@ from ui.study.turns import SessionTurns, SessionWork, in_a_thread
 
 
 @dataclass(frozen=True)
-class StudyStanding:
+class StudyState:
     """How far a study is: its result so far, the prompt at work and what is done with it, and the seconds that are
     left, waiting not counted; None before the first cell."""
 
@@ -32,7 +32,7 @@ class StudyStanding:
     left: float | None = None
 
 
-class Going:
+class StudyWork:
     """One study of a page or a client, and the executor of its cells. It stops when its watcher stops looking.
 
     What is computed lies in the store: a study that is stopped goes on from there when it is begun again.
@@ -45,7 +45,7 @@ class Going:
         self.error: Exception | None = None
         self._services, self._cost = services, cost
         self._turns = SessionTurns(services, session, visitor)
-        self._standing = StudyStanding()
+        self._standing = StudyState()
 
     @property
     def cancelled(self) -> bool:
@@ -57,7 +57,7 @@ class Going:
     def stop(self) -> None:
         self._turns.stop()
 
-    def standing(self) -> StudyStanding:
+    def standing(self) -> StudyState:
         """How far it is now. Who stops asking gives the study up."""
         self._turns.looked()
         return self._standing
@@ -65,8 +65,8 @@ class Going:
     def _work(self) -> None:
         store = self._services.store
         try:
-            self._standing = StudyStanding(stored_study(self.plan, store))
-            self._standing = StudyStanding(run_plan(self.plan, store, executor=self))
+            self._standing = StudyState(stored_study(self.plan, store))
+            self._standing = StudyState(run_plan(self.plan, store, executor=self))
         except Exception as error:
             self.error = error
             if not isinstance(error, KvqError):
@@ -89,7 +89,7 @@ class Going:
             yield outcome
 
     def _tell(self, cell: Cell, doing: Event | LinePlace) -> None:
-        self._standing = StudyStanding(self._standing.result, cell.prompt.id, doing, self._standing.left)
+        self._standing = StudyState(self._standing.result, cell.prompt.id, doing, self._standing.left)
 
     def _add(self, outcome: Outcome, left: int) -> None:
         """A cell more in the result so far."""
@@ -100,7 +100,7 @@ class Going:
         result = StudyResult(self.plan, [*so_far.rows, *outcome.rows], failed, done)
         took = self._turns.took
         seconds = left * fmean(took) if took else None
-        self._standing = StudyStanding(result, "", None, seconds)
+        self._standing = StudyState(result, "", None, seconds)
 
 
 def cell_in_turn(turns: SessionTurns, work: CellWork, cost: Cost, tell: Callable[[Any], None]) -> Outcome | None:
@@ -135,17 +135,17 @@ def failure_words(error: Exception | None) -> str | None:
     return str(error) if isinstance(error, KvqError) else unexpected_error("Start")
 
 
-class Studies(SessionWork[Going]):
+class Studies(SessionWork[StudyWork]):
     """The studies at work, by session, and the last results."""
 
     def __init__(self, services: Services):
         super().__init__(services)
         self.results = Results(services)
 
-    def begin(self, planned: CellPlan, session: str, visitor: str, cost: Cost) -> Going:
+    def begin(self, planned: CellPlan, session: str, visitor: str, cost: Cost) -> StudyWork:
         """Begin a study, or go on with it; what the session computed before is cancelled.
 
         Raises LimitError where the line has no room, or this visitor asks too much.
         """
-        going = Going(planned, self.services, session, visitor, cost, self.number())
+        going = StudyWork(planned, self.services, session, visitor, cost, self.number())
         return self.enter(going, session, visitor)

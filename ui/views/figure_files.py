@@ -60,7 +60,7 @@ def wire_export(export: Export, inputs: list[Any], held: ViewValues, services: S
         return [gr.skip()] * 2
 
     def of_figure(raw: str, shown: dict[str, Any], opened: str, *values: Any) -> list[Any]:
-        told = read(raw)
+        told = read_request(raw)
         figure, to = told.get("figure"), told.get("as")
         known = isinstance(figure, str) and isinstance(to, str)
         return file(shown, opened, str(to), str(figure), values) if known else [gr.skip()] * 2
@@ -80,7 +80,7 @@ def as_text(data: str | bytes) -> str:
     return data if isinstance(data, str) else base64.b64encode(data).decode()
 
 
-def read(raw: Any) -> dict[str, Any]:
+def read_request(raw: Any) -> dict[str, Any]:
     """What a browser sent, which is anybody's text."""
     try:
         told = json.loads(raw)

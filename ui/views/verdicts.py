@@ -62,7 +62,7 @@ def _rows(record: Record, arrays: Arrays) -> list[list[Any]]:
         [lane_of(record, at).label, name, word, value, "measure", "verdict", unit]
         for at in (*floors(record), *range(len(record.lanes)))
         for word in [verdict(record, arrays, at).word if isinstance(at, int) else ""]
-        for name, value, _, unit in measured(record, arrays, at)
+        for name, value, _, unit in lane_figures(record, arrays, at)
     ] + [
         [lane.label, cause.label, "of its KLD", cause.gain, "cause", "", "nats"]
         for index, lane in enumerate(record.lanes)
@@ -70,7 +70,7 @@ def _rows(record: Record, arrays: Arrays) -> list[list[Any]]:
     ]
 
 
-def measured(record: Record, arrays: Arrays, at: At) -> list[tuple[str, float | None, NumberText, str]]:
+def lane_figures(record: Record, arrays: Arrays, at: At) -> list[tuple[str, float | None, NumberText, str]]:
     """The figures of a lane or a floor: name, raw value, how it is shown, unit."""
     m, high = lane_of(record, at).metrics, tail(pooled(arrays, at, "kld"))
     named = {"tail": f"KLD {high.name if high else 'tail'}"}
@@ -140,7 +140,7 @@ def _table(record: Record, arrays: Arrays, index: int) -> str:
         f'<th scope="col">{name}</th>' for name in ("this lane", *(floor_title(record, at) for at in floors(record)))
     )
     rows = ""
-    told = zip(*(measured(record, arrays, at) for at in shown), strict=True)
+    told = zip(*(lane_figures(record, arrays, at) for at in shown), strict=True)
     for (field, *_), figures in zip(MEASURES, told, strict=True):
         if all(value is None for _, value, *_ in figures):
             continue  # the run is too old, which is said below; or too short

@@ -11,7 +11,7 @@ from ui.figures.damage import worst_head
 from ui.figures.drill import channel_shares
 from ui.html.numbers import join_words, percent, significant
 from ui.selection import Selection
-from ui.words.views import nothing
+from ui.words.views import why_empty
 
 CONCENTRATED = 0.5  # of the squared error in a tenth of the layers
 
@@ -25,7 +25,7 @@ def damage(record: Record, arrays: Arrays, at: Selection) -> str:
         _selected(record, arrays, at),
     ]
     if not any(found):
-        return nothing(record)
+        return why_empty(record)
     return " ".join(filter(None, [*found, blank_layers(record)]))
 
 

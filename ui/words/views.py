@@ -14,7 +14,7 @@ NOTHING = 'This run kept no captures; set capture.detail to "normal" to see them
 NOT_FITTING = "Captures of this many lanes do not fit into a stored run, so none were kept; compare fewer to see them."
 
 
-def nothing(record: Record) -> str:
+def why_empty(record: Record) -> str:
     """Why a view of captures is empty, but for what was looked at afterwards."""
     looked = sorted({layer for look, _ in record.looks for layer in look.capture.layers})
     if looked:
@@ -54,7 +54,7 @@ def spectra(record: Record, arrays: Arrays, layer: int) -> str:
     for space in ("pre", "post"):
         values = spectrum(arrays, f"key_{space}")
         if values is None:
-            return nothing(record)
+            return why_empty(record)
         counts[space] = float((energy(values[layer]) < 0.9).sum(-1).mean() + 1)
     before, after = f"{counts['pre']:.0f}", f"{counts['post']:.0f}"
     whose = "what is left of its keys without their mean" if is_centred(arrays) else "its keys' energy, mean included,"
@@ -79,7 +79,7 @@ def subspace(record: Record, arrays: Arrays, rank: int) -> str:
         if spread.sum() > 0 and "keys" in lane.quantized
     ]
     if not shares:
-        return nothing(record)
+        return why_empty(record)
     low, high = min(shares, key=lambda s: s[0]), max(shares, key=lambda s: s[0])
     chance = percent(rank / record.environment.head_dim)
     sentence = (

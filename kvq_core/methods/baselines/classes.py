@@ -10,7 +10,7 @@ from torch import Tensor
 from kvq_core.codecs.blocks import Block, Patch
 from kvq_core.codecs.codec import Codec, layer_slices
 from kvq_core.codecs.forms import Packed
-from kvq_core.methods.baselines.heads import joined, parted
+from kvq_core.methods.baselines.heads import join_heads, part_heads
 
 CLASSES = ("salient", "other")
 
@@ -90,7 +90,7 @@ class ClassCodec(Codec):
             own = x.gather(-2, at[..., None].expand(-1, -1, -1, x.shape[-1]))
             if not at.shape[-1]:
                 continue
-            rows = own.mT if self.axis == "tokens" else joined(own)
+            rows = own.mT if self.axis == "tokens" else join_heads(own)
             found = quantize_groups(rows, width, rows.shape[-1], self.metadata)
             codes = pack(found.codes, width)
             tensors |= {f"{name}_codes": codes, f"{name}_scales": found.scales, f"{name}_zeros": found.zeros}
@@ -119,7 +119,7 @@ class ClassCodec(Codec):
             count = at.shape[-1] if self.axis == "tokens" else heads * dim
             codes = unpack(t[f"{name}_codes"], width, count)
             rows = dequantize_groups(GroupCodes(codes, t[f"{name}_scales"], t[f"{name}_zeros"]), count)
-            own = rows.mT if self.axis == "tokens" else parted(rows, heads)
+            own = rows.mT if self.axis == "tokens" else part_heads(rows, heads)
             out.scatter_(-2, at[..., None].expand(-1, -1, -1, dim), own)
         if self.axis == "channels":
             out *= t["channel_scales"].float()

@@ -40,7 +40,7 @@ def kmeans(vectors: Tensor, count: int, rounds: int = ROUNDS) -> Tensor:
     return centres
 
 
-def trained(vectors: Tensor, entries: int, stages: int) -> Tensor:
+def train_codebooks(vectors: Tensor, entries: int, stages: int) -> Tensor:
     """Codebooks of vectors (n, width) in fp16: (stages, min(entries, n), width).
 
     A stage is trained on what the stages before it leave of the same sample, at most SAMPLE vectors drawn with a seed.
@@ -54,7 +54,7 @@ def trained(vectors: Tensor, entries: int, stages: int) -> Tensor:
     return torch.stack(books)
 
 
-def coded(vectors: Tensor, books: Tensor) -> Tensor:
+def nearest_codes(vectors: Tensor, books: Tensor) -> Tensor:
     """uint8 codes (n, stages) of vectors (n, width): of each stage the centre nearest to what is left, greedily."""
     codes = []
     for centres in books.float():
@@ -63,7 +63,7 @@ def coded(vectors: Tensor, books: Tensor) -> Tensor:
     return torch.stack(codes, -1).to(torch.uint8)
 
 
-def decoded(codes: Tensor, books: Tensor) -> Tensor:
+def sum_of_centres(codes: Tensor, books: Tensor) -> Tensor:
     """The sum of the centres that codes (n, stages) name: float32 (n, width)."""
     stages, entries, _ = books.shape
     at = codes.int() + entries * torch.arange(stages, dtype=torch.int32, device=codes.device)

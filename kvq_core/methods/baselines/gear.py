@@ -14,7 +14,7 @@ from kvq_core.codecs.forms import Packed
 from kvq_core.codecs.groups import GroupCodec
 from kvq_core.codecs.window import Window
 from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt
-from kvq_core.methods.baselines.heads import joined, joint_grouping_why_not, parted
+from kvq_core.methods.baselines.heads import join_heads, joint_grouping_why_not, part_heads
 from kvq_core.methods.baselines.outliers import as_index, extremes, put_back, share_apart
 from kvq_core.methods.deployments import Elsewhere
 from kvq_core.methods.widths import Bits
@@ -151,7 +151,7 @@ class GearCodec(Codec):
 
     def _rows(self, x: Tensor) -> Tensor:
         """What outliers are sought in: a channel's tokens, or a token's channels of all heads."""
-        return x.mT if self.axis == "tokens" else joined(x)
+        return x.mT if self.axis == "tokens" else join_heads(x)
 
     def _coded(self, block: Block) -> Tensor:
         """What codes and outliers alone read back as: (layers, kv_heads, tokens, head_dim)."""
@@ -159,7 +159,7 @@ class GearCodec(Codec):
         if "outliers" in block.tensors:
             rows = read.mT if self.axis == "tokens" else read
             put_back(rows, block.tensors["positions"], block.tensors["outliers"])
-        return read if self.axis == "tokens" else parted(read, self.kv_heads)
+        return read if self.axis == "tokens" else part_heads(read, self.kv_heads)
 
     def decode(self, block: Block) -> Tensor:
         parts, t = [], block.tensors

@@ -5,13 +5,13 @@ from torch import Tensor
 from kvq_core.methods.shape import ModelShape
 
 
-def joined(x: Tensor) -> Tensor:
+def join_heads(x: Tensor) -> Tensor:
     """(layers, kv_heads, tokens, head_dim) -> (layers, 1, tokens, channels), channels = kv_heads * head_dim."""
     return x.transpose(1, 2).flatten(2).unsqueeze(1)
 
 
-def parted(rows: Tensor, kv_heads: int) -> Tensor:
-    """The inverse of ``joined``."""
+def part_heads(rows: Tensor, kv_heads: int) -> Tensor:
+    """The inverse of ``join_heads``."""
     return rows[:, 0].unflatten(-1, (kv_heads, -1)).transpose(1, 2)
 
 

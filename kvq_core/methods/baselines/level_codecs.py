@@ -12,7 +12,7 @@ from torch import Tensor
 from kvq_core.codecs.blocks import Block
 from kvq_core.codecs.codec import Codec, count_codes, layer_slices, of_layer
 from kvq_core.codecs.forms import Packed
-from kvq_core.methods.baselines.heads import joined, parted
+from kvq_core.methods.baselines.heads import join_heads, part_heads
 from kvq_core.methods.baselines.levels import level_of, nearest_level
 from kvq_core.methods.baselines.outliers import as_index, put_back, share_apart
 
@@ -107,9 +107,9 @@ class ChannelLevels(LevelCodec):
         tensors = {"codes": self._codes(unit, layers)}
         if not self.sparse:
             return tensors
-        beyond = joined(unit.abs() > 1)[:, 0]  # (layers, tokens, channels)
+        beyond = join_heads(unit.abs() > 1)[:, 0]  # (layers, tokens, channels)
         at = beyond.nonzero()[:, -1]
-        kept = joined(x)[:, 0][beyond].half()
+        kept = join_heads(x)[:, 0][beyond].half()
         return {
             **tensors,
             "outliers": kept,
@@ -122,12 +122,12 @@ class ChannelLevels(LevelCodec):
         for layers in layer_slices(self.tables["middles"], (1 << 20) // max(1, block.tokens)):
             middles, halves = (self.tables[name][layers].float()[..., None, :] for name in ("middles", "halves"))
             parts.append(self._units(t["codes"][layers], layers) * halves + middles)
-        read = joined(torch.cat(parts))
+        read = join_heads(torch.cat(parts))
         if self.sparse:
             counts = t["counts"].flatten().long()
             token = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
             read.flatten(0, 2)[token, t["positions"].long()] = t["outliers"].float()
-        return parted(read, self.kv_heads)
+        return part_heads(read, self.kv_heads)
 
     def bits(self, block: Block) -> Tensor:
         """By token: some have more outliers than others."""
@@ -150,7 +150,7 @@ class TokenLevels(LevelCodec):
     packed = LevelCodec.packed
 
     def _part(self, x: Tensor, layers: slice) -> dict[str, Tensor]:
-        rows = joined(x)
+        rows = join_heads(x)
         middle, half, at = ranges(rows, self.outlier_fraction, self.metadata)
         tensors = {"codes": self._codes((rows - middle.float()) / half.float(), layers)}
         tensors |= {"middles": middle, "halves": half}
@@ -166,7 +166,7 @@ class TokenLevels(LevelCodec):
             if "outliers" in t:
                 put_back(rows, t["positions"][layers], t["outliers"][layers])
             parts.append(rows)
-        return parted(torch.cat(parts), self.kv_heads)
+        return part_heads(torch.cat(parts), self.kv_heads)
 
     def bits(self, block: Block) -> Tensor:
         elements = block.tensors["middles"].numel() * self.kv_heads * self.head_dim

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.codecs.codec import layer_slices
-from kvq_core.methods.baselines.heads import joined
+from kvq_core.methods.baselines.heads import join_heads
 from kvq_core.methods.baselines.level_codecs import ranges
 from kvq_core.methods.baselines.levels import fitted_levels
 
@@ -44,11 +44,11 @@ def value_tables(
     """Levels of values, each token of which has a range and outliers of its own; see ``key_tables``."""
     parts = []
     for layers in layer_slices(values):
-        rows = joined(values[layers].float())
+        rows = join_heads(values[layers].float())
         middle, half, at = ranges(rows, fraction, metadata)
         inside = torch.ones_like(rows, dtype=torch.bool).scatter_(-1, at, False).flatten(1)
         unit = ((rows - middle.float()) / half.float()).flatten(1)
-        counted = inside if weights is None else inside * joined(weights[layers]).flatten(1)
+        counted = inside if weights is None else inside * join_heads(weights[layers]).flatten(1)
         parts.append(_levels(unit, counted, widths))
     return _joined(parts)
 

@@ -13,8 +13,8 @@ from kvq_core.codecs.codec import Codec, count_codes, of_layer
 from kvq_core.codecs.forms import Packed
 from kvq_core.codecs.window import Window
 from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt, Space
-from kvq_core.methods.baselines.codebooks import SAMPLE, coded, decoded, trained
-from kvq_core.methods.baselines.heads import joined, joint_grouping_why_not, parted
+from kvq_core.methods.baselines.codebooks import SAMPLE, nearest_codes, sum_of_centres, train_codebooks
+from kvq_core.methods.baselines.heads import join_heads, joint_grouping_why_not, part_heads
 from kvq_core.methods.deployments import Elsewhere
 
 GROUP = 32  # channels of a vector
@@ -76,7 +76,7 @@ class Rvq(Method):
         return Fitted(key, value, (note,))
 
     def _codec(self, x: Tensor) -> "RvqCodec":
-        books = [trained(vectors_of(layer[None])[0], self.entries, self.steps) for layer in x.float()]
+        books = [train_codebooks(vectors_of(layer[None])[0], self.entries, self.steps) for layer in x.float()]
         shared = {"codebooks": torch.stack(books)}
         return RvqCodec(self.entries.bit_length() - 1, x.shape[1], x.shape[-1], x.shape[-2], shared)
 
@@ -109,7 +109,7 @@ class Rvq(Method):
 
 def vectors_of(x: Tensor) -> Tensor:
     """(layers, kv_heads, tokens, head_dim) -> (layers, n, GROUP): a token's vectors one after the other."""
-    return joined(x)[:, 0].unflatten(-1, (-1, GROUP)).flatten(1, 2)
+    return join_heads(x)[:, 0].unflatten(-1, (-1, GROUP)).flatten(1, 2)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,9 @@ class RvqCodec(Codec):
     shared: dict[str, Tensor] = field()  # the class has one by default, a field has none
 
     def encode(self, x: Tensor, start: int) -> Block:
-        found = [coded(z, books) for z, books in zip(vectors_of(x.float()), self.shared["codebooks"], strict=True)]
+        found = [
+            nearest_codes(z, books) for z, books in zip(vectors_of(x.float()), self.shared["codebooks"], strict=True)
+        ]
         codes = torch.stack(found).unflatten(1, (x.shape[-2], -1)).flatten(2)  # (layers, tokens, vectors * steps)
         return Block(x.shape[-2], {"codes": pack(codes, self.width)})
 
@@ -139,8 +141,10 @@ class RvqCodec(Codec):
 
     def decode(self, block: Block) -> Tensor:
         codes = self._codes(block)
-        read = torch.stack([decoded(own, books) for own, books in zip(codes, self.shared["codebooks"], strict=True)])
-        return parted(read.flatten(1).unflatten(-1, (1, block.tokens, -1)), self.kv_heads)
+        read = torch.stack(
+            [sum_of_centres(own, books) for own, books in zip(codes, self.shared["codebooks"], strict=True)]
+        )
+        return part_heads(read.flatten(1).unflatten(-1, (1, block.tokens, -1)), self.kv_heads)
 
     def usage(self, blocks: list[Block]) -> dict[str, Tensor]:
         """How often each entry of each step's codebook is used."""

@@ -14,7 +14,7 @@ from kvq_core.codecs.forms import Packed
 from kvq_core.codecs.groups import GroupCodec
 from kvq_core.codecs.window import Window
 from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt
-from kvq_core.methods.baselines.heads import joined, joint_grouping_why_not, parted
+from kvq_core.methods.baselines.heads import join_heads, joint_grouping_why_not, part_heads
 from kvq_core.methods.baselines.outliers import as_index, put_back, share_apart
 from kvq_core.methods.widths import Bits
 
@@ -93,7 +93,7 @@ class UniformCodec(Codec):
     axis: Literal["channels"] = "channels"
 
     def encode(self, x: Tensor, start: int) -> Block:
-        rows = joined(x.float())
+        rows = join_heads(x.float())
         if not self.outliers:
             return self.base.encode(rows, start)
         at = rows.abs().topk(self.outliers, -1, sorted=False).indices
@@ -112,7 +112,7 @@ class UniformCodec(Codec):
         rows = self.base.decode(block)
         if self.outliers:
             put_back(rows, block.tensors["positions"], block.tensors["outliers"])
-        return parted(rows, self.kv_heads)
+        return part_heads(rows, self.kv_heads)
 
     def usage(self, blocks: list[Block]) -> dict[str, Tensor]:
         return self.base.usage(blocks) | share_apart(blocks, self.channels, self.kv_heads)

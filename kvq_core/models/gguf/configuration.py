@@ -53,17 +53,17 @@ def check_architecture(header: Header) -> None:
     """Raises ModelError for what is not one of the architectures that are read, and for unknown keys of one."""
     kind = header.values.get("general.type", "model")
     if kind != "model":
-        raise refused(header, f"general.type is {excerpt(kind)}, not 'model'")
+        raise refusal(header, f"general.type is {excerpt(kind)}, not 'model'")
     name = header.architecture
     if (family := FAMILIES.get(name)) is None:
-        raise refused(header, f"its architecture is {excerpt(name)}; read are {', '.join(FAMILIES)}")
+        raise refusal(header, f"its architecture is {excerpt(name)}; read are {', '.join(FAMILIES)}")
     allowed = {**_IF, **family.allowed}
     shared = set() if family.whole else {*_USED, family.epsilon[0]} | (_HARMLESS - family.allowed.keys())
     used = shared.union(family.keys)
     for key, value in header.values.items():
         prefix, _, rest = key.partition(".")
         if prefix == name and rest not in used and not (rest in allowed and value == allowed[rest]):
-            raise refused(
+            raise refusal(
                 header, f"{excerpt(key)} = {excerpt(value)} is not known here and may change what it computes"
             )
 
@@ -85,7 +85,7 @@ def configuration(header: Header, frequencies: np.ndarray | None) -> Any:
     try:
         rope = rope_parameters(lambda key, default: _rope(header, key, default), rotated, context, frequencies)
     except ValueError as error:
-        raise refused(header, str(error)) from None
+        raise refusal(header, str(error)) from None
     if rotated != head_dim:
         rope["partial_rotary_factor"] = rotated / head_dim
     facts = FamilyFacts(at, entries, sizes["num_hidden_layers"], sizes["hidden_size"], heads, head_dim, rope)
@@ -118,11 +118,11 @@ def _whole_of(
     """Fields of an architecture that shares none of the others' rules."""
     assert family.whole is not None
     if (embedding := entries.get("token_embd.weight")) is None or len(embedding.shape) != 2:
-        raise refused(header, "it holds no tensor 'token_embd.weight' of two dimensions")
+        raise refusal(header, "it holds no tensor 'token_embd.weight' of two dimensions")
     try:
         told = family.whole(_lookup(header), entries, frequencies)
     except (ValueError, TypeError) as error:
-        raise refused(header, str(error)) from None
+        raise refusal(header, str(error)) from None
     counts = {key: told[key] for key in ("num_hidden_layers", "hidden_size", "intermediate_size")}
     for kv_heads in (told["num_key_value_heads"], told["num_global_key_value_heads"] or told["num_key_value_heads"]):
         _check_counts(header, entries, counts | {"num_attention_heads": told["num_attention_heads"]}, kv_heads)
@@ -143,11 +143,11 @@ def _own(header: Header, family: Family, facts: FamilyFacts) -> dict[str, Any]:
     """Fields of the family. Raises ModelError for a key that is no number."""
     for key in family.keys:
         if isinstance(value := facts.key(key, 0), str if key in family.lists else str | list):
-            raise refused(header, f"{header.architecture}.{key} = {excerpt(value)} is not one number")
+            raise refusal(header, f"{header.architecture}.{key} = {excerpt(value)} is not one number")
     try:
         return family.fields(facts)
     except ValueError as error:
-        raise refused(header, str(error)) from None
+        raise refusal(header, str(error)) from None
 
 
 def _kv_heads(header: Header, held: Any, family: Family, sizes: dict[str, int]) -> int:
@@ -155,7 +155,7 @@ def _kv_heads(header: Header, held: Any, family: Family, sizes: dict[str, int]) 
     if not family.kv_by_layer or not isinstance(held, list):
         return _whole(header, "attention.head_count_kv", held)
     if len(held) != sizes["num_hidden_layers"] or len(set(held) - {0}) != 1:
-        raise refused(header, f"{header.architecture}.attention.head_count_kv = {excerpt(held)} is not known here")
+        raise refusal(header, f"{header.architecture}.attention.head_count_kv = {excerpt(held)} is not known here")
     return _whole(header, "attention.head_count_kv", max(held))
 
 
@@ -171,10 +171,10 @@ def token_id(header: Header, name: str) -> int | None:
     id = header.values.get(key)
     if id is None or (isinstance(id, int) and 0 <= id < len(header.values.get("tokenizer.ggml.tokens", ()))):
         return id
-    raise refused(header, f"{key} = {excerpt(id)} is no token of its vocabulary")
+    raise refusal(header, f"{key} = {excerpt(id)} is no token of its vocabulary")
 
 
-def refused(header: Header, reason: str) -> ModelError:
+def refusal(header: Header, reason: str) -> ModelError:
     return ModelError(f"Model file {excerpt(header.path.name)} cannot be converted: {reason.rstrip('.')}.")
 
 
@@ -186,14 +186,14 @@ def _whole(header: Header, key: str, value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31:
         return value
     told = "is missing" if value is None else f"= {excerpt(value)} is not one number above 0"
-    raise refused(header, f"{header.architecture}.{key} {told}")
+    raise refusal(header, f"{header.architecture}.{key} {told}")
 
 
 def _number(header: Header, key: str, value: Any) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
     told = "is missing" if value is None else f"= {excerpt(value)} is not a number"
-    raise refused(header, f"{header.architecture}.{key} {told}")
+    raise refusal(header, f"{header.architecture}.{key} {told}")
 
 
 def _rope(header: Header, key: str, default: Any) -> Any:
@@ -210,12 +210,12 @@ def _head_dim(header: Header, at: Callable[[str, Any], Any], family: Family, usu
     head_dim = found.get("attention.key_length", found.get("rope.dimension_count", usual))
     for key, value in found.items():
         if value != head_dim:
-            raise refused(header, f"{header.architecture}.{key} is {value}, and a head has {head_dim} channels")
+            raise refusal(header, f"{header.architecture}.{key} is {value}, and a head has {head_dim} channels")
     if not family.wide and head_dim != usual:
-        raise refused(header, f"a head has {head_dim} channels, and models of this kind have hidden / heads, {usual}")
+        raise refusal(header, f"a head has {head_dim} channels, and models of this kind have hidden / heads, {usual}")
     rotated = head_dim if rotated is None else rotated
     if rotated < 2 or rotated % 2 or rotated > head_dim:
-        raise refused(header, f"{rotated} of {head_dim} channels of a head cannot be rotated in pairs")
+        raise refusal(header, f"{rotated} of {head_dim} channels of a head cannot be rotated in pairs")
     return head_dim, rotated
 
 
@@ -223,11 +223,11 @@ def _check_counts(header: Header, entries: dict[str, TensorEntry], sizes: dict[s
     """What would make a model of no or of endless size: shapes in detail are compared when the model is made."""
     embedding = entries.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise refused(header, "it holds no tensor 'token_embd.weight' of two dimensions")
+        raise refusal(header, "it holds no tensor 'token_embd.weight' of two dimensions")
     if sizes["num_hidden_layers"] > len(entries):
-        raise refused(header, f"it holds {len(entries)} tensors for {sizes['num_hidden_layers']} layers")
+        raise refusal(header, f"it holds {len(entries)} tensors for {sizes['num_hidden_layers']} layers")
     largest = max(entry.numel for entry in entries.values())
     if max(sizes["hidden_size"], sizes.get("intermediate_size", 0), sizes["num_attention_heads"]) > largest:
-        raise refused(header, "its header asks for larger tensors than it holds")
+        raise refusal(header, "its header asks for larger tensors than it holds")
     if sizes["num_attention_heads"] % kv_heads:
-        raise refused(header, f"{sizes['num_attention_heads']} query heads cannot share {kv_heads} KV heads")
+        raise refusal(header, f"{sizes['num_attention_heads']} query heads cannot share {kv_heads} KV heads")

@@ -12,7 +12,7 @@ from kvq_core.machine import files
 from kvq_core.machine.memory import free_bytes
 from kvq_core.models import identity
 from kvq_core.models.gguf import weights
-from kvq_core.models.gguf.configuration import check_architecture, configuration, end_ids, refused
+from kvq_core.models.gguf.configuration import check_architecture, configuration, end_ids, refusal
 from kvq_core.models.gguf.folder import VERSION, WEIGHTS, ConversionStep, Steps, file_sha256
 from kvq_core.models.gguf.header import Header
 from kvq_core.models.gguf.vocabulary import check_vocabulary, tokenizer
@@ -41,9 +41,9 @@ def convert(header: Header, target: Path, pre: str | None = None) -> Steps:
         raise
     except OSError as error:
         room = f"It takes {4 * header.numel / 1e9:.1f} GB: make room there, or set KVQ_HOME to another folder"
-        raise refused(header, f"{target}: {error.strerror}. {room}") from None
+        raise refusal(header, f"{target}: {error.strerror}. {room}") from None
     except Exception as error:  # whatever other people's files make their readers raise
-        raise refused(header, " ".join(str(error).split())[:200] or type(error).__name__) from None
+        raise refusal(header, " ".join(str(error).split())[:200] or type(error).__name__) from None
 
 
 def _planned(header: Header) -> tuple[Any, dict[str, weights.TargetTensor]]:
@@ -67,13 +67,13 @@ def _check_room(header: Header, target: Path) -> None:
     place = next(folder for folder in (target, *target.parents) if folder.exists())
     needed, room, free = 4 * header.numel, shutil.disk_usage(place).free, free_bytes()
     if needed > room:
-        raise refused(
+        raise refusal(
             header,
             f"converted it takes {needed / 1e9:.3g} GB, and {room / 1e9:.3g} GB of the disk are free. Make room there, "
             "or set KVQ_HOME to another folder",
         )
     if needed > free and not torch.cuda.is_available():
-        raise refused(
+        raise refusal(
             header,
             f"it needs {needed / 1e9:.3g} GB for its weights in float32, and {free / 1e9:.3g} GB of memory are free. "
             "Pick a smaller model",

@@ -1,4 +1,4 @@
-"""What an architecture of GGUF files is told by: see ``families``, which lists them."""
+"""One architecture of GGUF files: keys of its header, names of its tensors, its configuration. See ``families``."""
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence

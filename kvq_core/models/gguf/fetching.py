@@ -23,7 +23,7 @@ _ETAG = re.compile(r"[\w.-]{1,200}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")  # the etag of a large file is the hash of what it holds
 _TRIES = 5  # without a byte more, as the Hub's client has it
 _CONNECT = 5  # seconds that the Hub has to take a connection
-Fetched = Generator[ConversionStep, None, Path]
+FetchedFile = Generator[ConversionStep, None, Path]
 
 
 def reachable() -> bool:
@@ -49,7 +49,7 @@ def unreachable() -> OSError:
     return ConnectionError(f"it is not on this machine, and {constants.ENDPOINT} cannot be reached")
 
 
-def fetched(repo: str, name: str, revision: str | None) -> Fetched:
+def fetch(repo: str, name: str, revision: str | None) -> FetchedFile:
     """A file in the Hub's cache, telling bytes that came and all of them. Raises what the Hub's client raises, OSError
     for a disk that cannot be written, and ModelError for one that is too small and for content that is not the Hub's.
     """
@@ -80,7 +80,7 @@ def fetched_weights(repo: str, revision: str | None, check: Callable[[], object]
         tolds = {name: _told(repo, name, revision) for name in names}
         total, before = sum(told.size for told in tolds.values()), 0
         for name, told in tolds.items():
-            for step in fetched(repo, name, revision):
+            for step in fetch(repo, name, revision):
                 yield ConversionStep(before + step.done, total, "downloading")
             before += told.size
     except ModelError:
@@ -105,8 +105,8 @@ def _lacking(repo: str, revision: str | None) -> list[str]:
     return [name for name in names if not isinstance(try_to_load_from_cache(repo, name, revision=revision), str)]
 
 
-def fetched_to(repo: str, name: str, folder: Path) -> Fetched:
-    """A file in a folder, under its name. Raises as ``fetched`` does."""
+def fetched_to(repo: str, name: str, folder: Path) -> FetchedFile:
+    """A file in a folder, under its name. Raises as ``fetch`` does."""
     yield from _fetch(_told(repo, name, None), folder / name)
     return folder / name
 

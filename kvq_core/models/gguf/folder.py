@@ -27,16 +27,16 @@ class ConversionStep(NamedTuple):
 
 
 Steps = Generator[ConversionStep, None, None]
-Found = TypeVar("Found")
+FoundFile = TypeVar("FoundFile")
 
 
-def last(steps: Generator[ConversionStep, None, Found]) -> Found:
+def last(steps: Generator[ConversionStep, None, FoundFile]) -> FoundFile:
     """What steps lead to, without anybody who is told of them."""
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            found: Found = end.value
+            found: FoundFile = end.value
             return found
 
 
@@ -56,7 +56,7 @@ class Converted:
         return hashlib.sha256(f"{self.sha256} {VERSION}".encode()).hexdigest()
 
 
-def converted(folder: Path) -> Converted | None:
+def read_converted(folder: Path) -> Converted | None:
     """What lies converted in a folder; None where that is nothing, damaged, or of another version of the converter."""
     found = files.read_memo(folder / identity.SOURCE)
     if not isinstance(found, dict) or found.get("version") != VERSION:

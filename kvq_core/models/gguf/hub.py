@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvq_core.errors import ModelError, abbreviate, excerpt
-from kvq_core.models.gguf.fetching import Fetched, fetched, reachable
+from kvq_core.models.gguf.fetching import FetchedFile, fetch, reachable
 
 PART = re.compile(r"[-.]\d+-of-(?!0*1\.)\d+\.gguf$", re.IGNORECASE)  # of a model in more than one, by its name
 _ID = re.compile(r"([\w.-]+/[\w.-]+):([^:]+)")
@@ -22,7 +22,7 @@ def parts(id: str) -> tuple[str, str] | None:
     return (found[1], found[2]) if found else None
 
 
-def download(repo: str, wanted: str, revision: str | None) -> Fetched:
+def download(repo: str, wanted: str, revision: str | None) -> FetchedFile:
     """The file in the Hub's cache, fetched where it is not there, telling bytes; an interrupted download goes on.
 
     Raises ModelError where the repository cannot be had, or none or several of its files are meant.
@@ -35,7 +35,7 @@ def download(repo: str, wanted: str, revision: str | None) -> Fetched:
         name = _named(repo, wanted, lambda: list_repo_files(repo, revision=revision))
         if PART.search(name):
             raise ModelError(f"{repo}:{abbreviate(name)} is one of the parts of a model, and {_PARTS}")
-        return (yield from fetched(repo, name, revision))
+        return (yield from fetch(repo, name, revision))
     except ModelError:
         raise
     except Exception as error:  # no connection, no such repository or file, no permission, no room

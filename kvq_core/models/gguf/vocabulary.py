@@ -11,7 +11,7 @@ from typing import Any
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from kvq_core.errors import excerpt
-from kvq_core.models.gguf.configuration import refused, token_id
+from kvq_core.models.gguf.configuration import refusal, token_id
 from kvq_core.models.gguf.header import Header
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
@@ -62,20 +62,20 @@ def check_vocabulary(header: Header) -> None:
     model, pre = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre", "default")
     tokens = values.get("tokenizer.ggml.tokens")
     if model not in _NEEDED or not isinstance(tokens, list) or not tokens:
-        raise refused(
+        raise refusal(
             header,
             f"its tokenizer is {excerpt(model)}; read are gpt2 (byte-level BPE), llama and gemma4 (SentencePiece)",
         )
     needed = _NEEDED[model]
     if not isinstance(values.get(f"tokenizer.ggml.{needed}"), list):
-        raise refused(header, f"tokenizer.ggml.{needed} is missing")
+        raise refusal(header, f"tokenizer.ggml.{needed} is missing")
     if len(tokens) > next((e.shape[0] for e in header.entries if e.name == "token_embd.weight"), 0):
-        raise refused(header, f"its vocabulary has {len(tokens)} tokens, more than the embedding has rows")
+        raise refusal(header, f"its vocabulary has {len(tokens)} tokens, more than the embedding has rows")
     if model == "gpt2" and pre not in _KNOWN:
-        raise refused(header, f"tokenizer.ggml.pre = {excerpt(pre)} is not known here; known are {', '.join(_KNOWN)}")
+        raise refusal(header, f"tokenizer.ggml.pre = {excerpt(pre)} is not known here; known are {', '.join(_KNOWN)}")
     prefix = values.get("tokenizer.ggml.add_space_prefix", True)
     if model != "gpt2" and prefix is not (expected := header.architecture not in _NO_BLANK_FIRST):
-        raise refused(header, f"tokenizer.ggml.add_space_prefix is {excerpt(prefix)}, and only {expected} is read")
+        raise refusal(header, f"tokenizer.ggml.add_space_prefix is {excerpt(prefix)}, and only {expected} is read")
     for key, value in values.items():
         kind, _, rest = key.removeprefix("tokenizer.").partition(".")
         harmless = not key.startswith("tokenizer.") or kind in ("chat_template", "chat_templates", "huggingface")
@@ -83,7 +83,7 @@ def check_vocabulary(header: Header) -> None:
         harmless |= rest == "add_space_prefix"  # BPE here adds none
         harmless |= rest in ("remove_extra_whitespaces", "add_sep_token") and value is False
         if not harmless:
-            raise refused(header, f"{excerpt(key)} = {excerpt(value)} is not known here and may change the tokens")
+            raise refusal(header, f"{excerpt(key)} = {excerpt(value)} is not known here and may change the tokens")
 
 
 def tokenizer(header: Header, pre: str | None = None) -> Any:
@@ -122,7 +122,7 @@ def _check_round_trip(header: Header, built: Any) -> None:
     ids = built(_ROUND_TRIP, add_special_tokens=False)["input_ids"]
     back = built.decode(ids, clean_up_tokenization_spaces=False)
     if back.removeprefix(" ") != _ROUND_TRIP:
-        raise refused(header, f"its tokenizer does not give a text back: {excerpt(back)} for {excerpt(_ROUND_TRIP)}")
+        raise refusal(header, f"its tokenizer does not give a text back: {excerpt(back)} for {excerpt(_ROUND_TRIP)}")
     for name in ("bos", "eos"):
         if (id := token_id(header, name)) is not None and getattr(built, f"{name}_token_id") != id:
-            raise refused(header, f"its tokenizer has {name} token {getattr(built, f'{name}_token_id')}, not {id}")
+            raise refusal(header, f"its tokenizer has {name} token {getattr(built, f'{name}_token_id')}, not {id}")

@@ -18,7 +18,7 @@ import gguf
 import numpy as np
 
 from kvq_core.errors import ModelError, excerpt
-from kvq_core.models.gguf.configuration import refused
+from kvq_core.models.gguf.configuration import refusal
 from kvq_core.models.gguf.families import FAMILIES
 from kvq_core.models.gguf.family import BLOCK, Family
 from kvq_core.models.gguf.folder import ConversionStep
@@ -55,7 +55,7 @@ def check_kinds(header: Header) -> None:
         try:
             gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
         except NotImplementedError:
-            raise refused(header, f"it holds tensors of type {kind.name}, which cannot be dequantized here") from None
+            raise refusal(header, f"it holds tensors of type {kind.name}, which cannot be dequantized here") from None
 
 
 def frequencies(header: Header) -> np.ndarray | None:
@@ -85,14 +85,14 @@ def named(header: Header, model: Any) -> dict[str, TargetTensor]:
         if name is None and entry.name == FREQUENCIES:
             continue
         if entry.name.startswith("rope_factors_"):
-            raise refused(header, "its RoPE (longrope) changes with the length of the text, which is not read here")
+            raise refusal(header, "its RoPE (longrope) changes with the length of the text, which is not read here")
         if name is None or name not in shapes:
-            raise refused(header, f"{header.architecture} has no tensor {excerpt(entry.name)}")
+            raise refusal(header, f"{header.architecture} has no tensor {excerpt(entry.name)}")
         if _apart_from_ones(shapes[name]) != _apart_from_ones(entry.shape):
             raise _misshapen(header, entry, shapes[name])
         found[name] = TargetTensor(shapes[name], (replace(entry, shape=shapes[name]),))
     if lacking := sorted(shapes.keys() - found.keys()):
-        raise refused(header, f"it lacks {lacking[0]}" + (f" and {len(lacking) - 1} more" if lacking[1:] else ""))
+        raise refusal(header, f"it lacks {lacking[0]}" + (f" and {len(lacking) - 1} more" if lacking[1:] else ""))
     return dict(sorted(found.items()))
 
 
@@ -126,7 +126,7 @@ def _experts(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
 
 def _misshapen(header: Header, entry: TensorEntry, shape: tuple[int, ...]) -> ModelError:
     told = f"{list(entry.shape)}, and its header asks for {list(shape)}"
-    return refused(header, f"tensor {excerpt(entry.name)} has the shape {told}")
+    return refusal(header, f"tensor {excerpt(entry.name)} has the shape {told}")
 
 
 def _apart_from_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -156,7 +156,7 @@ def _pieces(header: Header, config: Any, entries: dict[str, TargetTensor]) -> It
         for weights in _numbers(header, made, config):
             if not np.isfinite(weights).all():
                 name = excerpt(made.entries[0].name)
-                raise refused(header, f"tensor {name} holds NaN or infinity: its weights are damaged")
+                raise refusal(header, f"tensor {name} holds NaN or infinity: its weights are damaged")
             done += weights.size
             yield np.ascontiguousarray(weights, np.float32).data.cast("B"), done
 

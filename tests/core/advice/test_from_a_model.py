@@ -16,11 +16,11 @@ from kvq_core.advice.decision import Decision, DecisionRequest, keep_decision, s
 from kvq_core.advice.options import FitPlace, model_shape, own_weights
 from kvq_core.advice.policy import LayerPolicy, ScoringBudget
 from kvq_core.advice.report import Advice, WeightsFile
-from kvq_core.advice.trying import Trying
+from kvq_core.advice.trying import PolicyTrial
 from kvq_core.advice.turns import Here
 from kvq_core.cli.main import main
 from kvq_core.decision import scores, sensitivity
-from kvq_core.decision.engine_flags import pasted
+from kvq_core.decision.engine_flags import lane_of_flags
 from kvq_core.decision.layer_plans import NOT_ALIKE
 from kvq_core.errors import SpecError, StoreError
 from kvq_core.models import load, outline
@@ -94,7 +94,7 @@ def test_a_cache_of_transformers_is_advised_as_its_generate_is_asked_for_it(mode
     found = advise(model=model, prompts=PROMPTS[:6], store=store, engine="transformers", context=200, tolerance=9.0)
     assert found.lane is not None and found.lane["method"] in ("quanto", "hqq")
     assert found.flags is not None and found.flags.startswith("model.generate(**inputs, cache_implementation=")
-    again = pasted(found.flags, 2)
+    again = lane_of_flags(found.flags, 2)
     assert again.build() == Lane.model_validate(found.lane).build()
 
 
@@ -158,13 +158,13 @@ def _check_grounds(whole: Decision) -> None:
 def test_without_an_engine_all_that_engines_ship_runs_beside(model: str, store: Store, found: Advice) -> None:
     least = min(each.kld_mean or 1.0 for each in found.front)
     ask, result = DecisionRequest.of(context=200, tolerance=str(0.8 * least)).ask(), stored(found.study, store)
-    made = Trying(result, outline(model), ask, store, Here(), silent, ScoringBudget()).found()
+    made = PolicyTrial(result, outline(model), ask, store, Here(), silent, ScoringBudget()).found()
     assert isinstance(made, LayerPolicy)
     ran = {*made.rows["lane"]}
     assert {"policy", "first and last two fp16"} <= ran and any(label.endswith(", keys centred") for label in ran), ran
     assert not ran & {"q8_0", "q4_0", "iq4_nl"}, "the study has them"
     assert made.offered and {lane.label for lane in made.lanes} <= ran
-    few = Trying(result, outline(model), ask, store, Here(), silent, ScoringBudget(at_once=6)).found()
+    few = PolicyTrial(result, outline(model), ask, store, Here(), silent, ScoringBudget(at_once=6)).found()
     assert isinstance(few, LayerPolicy) and few.rows["lane"].nunique() <= 6, "as many lanes as a run may hold"
 
 

@@ -9,7 +9,7 @@ import pytest
 from kvq_core.advice.candidates import CANDIDATES, candidates_of
 from kvq_core.advice.choice import Option
 from kvq_core.advice.policy import LayerPolicy
-from kvq_core.advice.trying import read_as, smallest, undominated
+from kvq_core.advice.trying import front_of, read_as, smallest
 from kvq_core.decision.layer_plans import FP16, Candidate, LayerPlan
 from kvq_core.decision.scores import Sensitivity
 from kvq_core.decision.solver import Costs
@@ -68,7 +68,7 @@ def test_of_offered_lanes_those_on_the_front_may_be_the_answer() -> None:
     found = {"a": [0.1, 0.1], "b": [0.05, 0.05], "c": [0.06, 0.06], "d": [0.01, float("nan")]}
     lanes = [lane("q4_0").model_copy(update={"label": name}) for name in (*found, "e")]
     beside = [DeployedLane(each, nbytes, each.label) for each, nbytes in zip(lanes, (10, 20, 20, 30, 5), strict=True)]
-    kept = undominated(lanes, rows(found), beside)
+    kept = front_of(lanes, rows(found), beside)
     assert [each.label for each in kept] == ["a", "b"], "d failed on a prompt, and e ran on none"
 
 

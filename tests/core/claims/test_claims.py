@@ -24,7 +24,7 @@ from kvq_core.claims.board import (
 )
 from kvq_core.claims.criteria import Claim, Paper
 from kvq_core.claims.measure import judge
-from kvq_core.claims.side_by_side import joined
+from kvq_core.claims.side_by_side import claim_rows
 from kvq_core.claims.tables import markdown_table, plain_table, verdict_markdown
 from kvq_core.claims.verdict import verdict
 from kvq_core.cli.main import main
@@ -225,7 +225,7 @@ def test_the_documents_show_the_shipped_boards():
     page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
     assert f"\n{markdown_table(shipped_boards())}\n" in page, "run: make readme"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for row in joined(shipped_boards()):
+    for row in claim_rows(shipped_boards()):
         mark = " **Flips with the model.**" if row.flips else ""
         verdicts = " | ".join(map(verdict_markdown, row.results))
         assert f"| {row.claim.paper} | {row.claim.sentence}{mark} | {verdicts} |" in readme, row.claim.id

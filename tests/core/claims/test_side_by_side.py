@@ -18,7 +18,7 @@ from kvq_core.claims.board import (
     shipped_boards,
     stored_boards,
 )
-from kvq_core.claims.side_by_side import FLIPS, NOT_MEASURED, counted, joined, short_title
+from kvq_core.claims.side_by_side import FLIPS, NOT_MEASURED, claim_rows, short_title, summary
 from kvq_core.claims.tables import boards_json, markdown_table, plain_table, summary_table
 from kvq_core.claims.verdict import spreads, verdict
 from kvq_core.cli.main import main
@@ -80,7 +80,7 @@ def without(board: Board, id: str) -> Board:
 )
 def test_a_claim_flips_where_it_holds_on_one_model_and_not_on_another(boards, pair, flips):
     both = boards(pair)
-    (row,) = joined(both)
+    (row,) = claim_rows(both)
     assert row.flips is flips and row.holds_on_all is (pair == (HOLDS, HOLDS))
     assert [found.verdict for found in row.results] == list(pair)
     mark = FLIPS.capitalize()
@@ -92,27 +92,27 @@ def test_a_claim_flips_where_it_holds_on_one_model_and_not_on_another(boards, pa
 
 def test_what_is_counted_is_what_is_shown(boards):
     both = boards((HOLDS, HOLDS), (HOLDS, FAILS), (FAILS, FAILS), (HOLDS, UNTESTED))
-    assert counted(both).startswith("1 of 4 hold on both models; 1 flips with the model")
-    assert counted(both).endswith("; 1 were not judged on both models.")
-    assert counted(both[:1]).startswith("3 of 4 hold here; ")
+    assert summary(both).startswith("1 of 4 hold on both models; 1 flips with the model")
+    assert summary(both).endswith("; 1 were not judged on both models.")
+    assert summary(both[:1]).startswith("3 of 4 hold here; ")
     three = [*both, both[0]]
-    assert counted(three).startswith("1 of 4 hold on all 3 models; 1 flips with the model")
+    assert summary(three).startswith("1 of 4 hold on all 3 models; 1 flips with the model")
     html = claims_summary(both)
-    assert counted(both) in html and "One-1B-Instruct (Q8_0): 3 hold, 1 do not hold here" in html
+    assert summary(both) in html and "One-1B-Instruct (Q8_0): 3 hold, 1 do not hold here" in html
 
 
 def test_a_flip_that_other_texts_may_turn_is_counted_apart(shipped):
     doubted = next(claim for claim in shipped.claims if claim.id == "squat-quality")  # within noise, as shipped
     one = shipped.model_copy(update={"claims": (doubted,)})
     other = one.model_copy(update={"claims": (doubted.model_copy(update={"verdict": HOLDS}),)})
-    assert counted([one, other]).endswith("1 flips with the model, 1 of them with a verdict within noise.")
+    assert summary([one, other]).endswith("1 flips with the model, 1 of them with a verdict within noise.")
 
 
 def test_a_claim_that_a_board_lacks_is_not_measured_there(boards):
     one, other = boards((HOLDS, HOLDS), (HOLDS, HOLDS), (HOLDS, FAILS))
     lacking = without(one, one.claims[1].id)
     for pair in ([lacking, other], [other, lacking]):
-        rows = joined(pair)
+        rows = claim_rows(pair)
         assert [row.claim.id for row in rows] != [] and len(rows) == 3
         (row,) = [row for row in rows if None in row.results]
         assert row.claim.id == one.claims[1].id and not row.flips and not row.holds_on_all
@@ -125,14 +125,14 @@ def test_a_claim_that_a_board_lacks_is_not_measured_there(boards):
 def test_a_verdict_by_another_criterion_is_one_on_another_question(boards):
     one, other = boards((HOLDS, FAILS))
     changed = other.claims[0].model_copy(update={"criterion": ("a < b",)})
-    (row,) = joined([one, other.model_copy(update={"claims": (changed,)})])
+    (row,) = claim_rows([one, other.model_copy(update={"claims": (changed,)})])
     assert row.results == (one.claims[0], None) and not row.flips
 
 
 def test_papers_stay_together_whichever_board_brings_a_claim(shipped):
     squat = [claim for claim in shipped.claims if claim.paper == "SQuat"]
     one = without(without(shipped, squat[0].id), squat[-1].id)
-    rows = joined([one, shipped])
+    rows = claim_rows([one, shipped])
     papers = [row.claim.paper for row in rows]
     assert len(rows) == len(shipped.claims) and papers == sorted(papers, key=list(dict.fromkeys(papers)).index)
 
@@ -191,8 +191,8 @@ def test_both_boards_were_measured_on_as_many_texts_by_the_same_criteria():
     one, other = shipped_boards()
     assert (one.rule, one.prompt_tokens, one.later_tokens) == (other.rule, other.prompt_tokens, other.later_tokens)
     assert [text.name for text in one.texts] == [text.name for text in other.texts]
-    assert all(row.results[0] is not None for row in joined([one, other]))
-    assert sum(row.results[1] is not None for row in joined([one, other])) == len(other.claims)
+    assert all(row.results[0] is not None for row in claim_rows([one, other]))
+    assert sum(row.results[1] is not None for row in claim_rows([one, other])) == len(other.claims)
     for claim in other.claims:
         criteria = [Criterion.parse(text) for text in claim.criterion]
         numbers = [text.numbers for text in claim.texts]
@@ -252,7 +252,7 @@ def test_the_stored_boards_are_printed_side_by_side(capsys, tmp_path, monkeypatc
     assert printed("--stored") == plain_table(both) + "\n" and printed("--markdown") == markdown_table(both) + "\n"
     found = json.loads(printed("--stored", "--json"))
     assert [Board.model_validate(board) for board in found["boards"]] == both
-    assert found["flips"] == [row.claim.id for row in joined(both) if row.flips]
+    assert found["flips"] == [row.claim.id for row in claim_rows(both) if row.flips]
     one = printed("--stored", "--json", "--model", SECOND_MODEL)
     assert Board.model_validate(json.loads(one)) == both[1]
     squat = printed("--stored", "--paper", "squat")

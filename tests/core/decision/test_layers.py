@@ -13,10 +13,10 @@ from kvq_core.cli.main import main
 from kvq_core.decision import scores as kept
 from kvq_core.decision.layer_plans import FP16, TOKENS, Candidate
 from kvq_core.decision.scores import Sensitivity, key
-from kvq_core.decision.sensitivity import Scored, answer_of, losses, measured
+from kvq_core.decision.sensitivity import ScoringProgress, answer_of, losses, score_layers
 from kvq_core.decision.solver import free
 from kvq_core.decision.uniform_lanes import deployed_lanes, flags_of
-from kvq_core.decision.verify import MeasuredPolicy, verified
+from kvq_core.decision.verify import MeasuredPolicy, verify
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel
 from kvq_core.spec import Lane
@@ -51,8 +51,8 @@ def model() -> LoadedModel:
 
 def scored(model: LoadedModel, texts: list[str] = TEXTS[:1]) -> tuple[Sensitivity, int]:
     """And how many comparisons it took."""
-    *done, found = measured(model, [StudyPrompt(prompt=text) for text in texts], [Candidate.parse(NAME)])
-    assert isinstance(found, Sensitivity) and all(isinstance(each, Scored) for each in done)
+    *done, found = score_layers(model, [StudyPrompt(prompt=text) for text in texts], [Candidate.parse(NAME)])
+    assert isinstance(found, Sensitivity) and all(isinstance(each, ScoringProgress) for each in done)
     return found, len(done)
 
 
@@ -117,12 +117,12 @@ def test_a_policy_is_verified_on_prompts_it_has_not_seen(model: LoadedModel) -> 
     assert free(costs, costs.budget(bits + 1e-9)).plan.keys[BAD] == FP16, (
         "there is room for one tensor, and it is the worst"
     )
-    *_, policy = verified(model, found, bits + 1e-9, None, [StudyPrompt(prompt=TEXTS[1])])
+    *_, policy = verify(model, found, bits + 1e-9, None, [StudyPrompt(prompt=TEXTS[1])])
     assert isinstance(policy, MeasuredPolicy) and policy.beats and policy.flags is None
     assert policy.bytes <= policy.budget and policy.uniform.bytes <= policy.budget
     assert policy.measured == policy.policy.measured < policy.uniform.measured
     with pytest.raises(SpecError, match="has not seen"):
-        list(verified(model, found, bits, None, [StudyPrompt(prompt=TEXTS[0])]))
+        list(verify(model, found, bits, None, [StudyPrompt(prompt=TEXTS[0])]))
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_the_uniform_lane_is_the_answer_where_it_is_not_beaten(model: LoadedMode
     found, _ = scored(model)
     costs = found.costs(model.shape)
     least = costs.nbytes[..., 0].sum() / costs.nbytes[..., -1].sum() * 16
-    *_, policy = verified(model, found, float(least) + 1e-9, None, [StudyPrompt(prompt=TEXTS[1])])
+    *_, policy = verify(model, found, float(least) + 1e-9, None, [StudyPrompt(prompt=TEXTS[1])])
     assert isinstance(policy, MeasuredPolicy) and not policy.beats
     assert policy.lane == policy.uniform.lane and policy.measured == policy.uniform.measured
     assert "layers" not in policy.lane and policy.ends.bytes > policy.budget
@@ -150,7 +150,7 @@ def test_a_policy_must_beat_what_engines_ship_too(model: LoadedModel) -> None:
     own = deployed_lanes(model.shape, budget, "llama.cpp")
     assert own and {each.lane.every_rule[0].center for each in own} == {"none"}
     assert all(flags_of(each.lane, "llama.cpp", model.shape.kinds) for each in own)
-    *_, policy = verified(model, found, 6.0, None, [StudyPrompt(prompt=TEXTS[1])])
+    *_, policy = verify(model, found, 6.0, None, [StudyPrompt(prompt=TEXTS[1])])
     assert isinstance(policy, MeasuredPolicy) and policy.uniform.bytes <= policy.budget
     assert policy.uniform.predicted is None and policy.uniform.measured < policy.policy.measured
     assert not policy.beats and policy.lane == policy.uniform.lane
@@ -159,9 +159,9 @@ def test_a_policy_must_beat_what_engines_ship_too(model: LoadedModel) -> None:
 def test_a_budget_that_nothing_fits_and_an_engine_without_the_format_are_refused(model: LoadedModel) -> None:
     found, _ = scored(model)
     with pytest.raises(SpecError, match="No policy"):
-        list(verified(model, found, 2.0, None, [StudyPrompt(prompt=TEXTS[1])]))
+        list(verify(model, found, 2.0, None, [StudyPrompt(prompt=TEXTS[1])]))
     with pytest.raises(SpecError, match="vLLM has none of"):
-        list(verified(model, found, 8.0, "vllm", [StudyPrompt(prompt=TEXTS[1])]))
+        list(verify(model, found, 8.0, "vllm", [StudyPrompt(prompt=TEXTS[1])]))
 
 
 def test_prompts_are_those_of_a_study(tmp_path: Path) -> None:

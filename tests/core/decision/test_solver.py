@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvq_core.decision.layer_plans import FP16, LayerPlan
-from kvq_core.decision.solver import Costs, Solved, by_layer, ends_apart, free, one_each, skip_list
+from kvq_core.decision.solver import Costs, SolvedPolicy, by_layer, ends_apart, free, one_each, skip_list
 from kvq_core.errors import SpecError
 
 NAMES = ("a", "b", FP16)
@@ -50,7 +50,7 @@ def in_modelopt(plan: LayerPlan) -> bool:
     return set(zip(plan.keys, plan.values, strict=True)) <= set(PAIRS)
 
 
-def layerwise(costs: Costs, budget: int) -> Solved:
+def layerwise(costs: Costs, budget: int) -> SolvedPolicy:
     return by_layer(costs, budget, PAIRS)
 
 
@@ -68,9 +68,9 @@ SPACES = {
 @pytest.mark.parametrize("solve", SPACES, ids=lambda solve: solve.__name__)
 @given(costs=costs(), budget=st.integers(4, 50))
 def test_a_policy_is_the_best_that_its_space_has(
-    solve: Callable[[Costs, int], Solved], costs: Costs, budget: int
+    solve: Callable[[Costs, int], SolvedPolicy], costs: Costs, budget: int
 ) -> None:
-    allowed = [Solved.of(plan, costs) for plan in every(costs.layers) if SPACES[solve](plan)]
+    allowed = [SolvedPolicy.of(plan, costs) for plan in every(costs.layers) if SPACES[solve](plan)]
     fitting = [one for one in allowed if one.nbytes <= budget]
     if not fitting:
         with pytest.raises(SpecError, match="No policy"):

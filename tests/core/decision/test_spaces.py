@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvq_core.decision import modelopt
-from kvq_core.decision.engine_flags import parsed, pasted
+from kvq_core.decision.engine_flags import lane_of_flags, policy_of_flags
 from kvq_core.decision.layer_plans import FP16, Candidate, LayerPlan
 from kvq_core.decision.spaces import MODELOPT, SPACES, flags, words_of
 from kvq_core.errors import SpecError
@@ -52,7 +52,7 @@ def test_flags_say_the_policy_that_made_them(engine: str, data: st.DataObject) -
     plan = data.draw(policies(engine))
     command = flags(engine, plan, CANDIDATES[engine])
     given = command, CANDIDATES[engine], LAYERS
-    read = modelopt.parsed(*given) if engine == MODELOPT else parsed(SPACES[engine][0], *given)
+    read = modelopt.parsed(*given) if engine == MODELOPT else policy_of_flags(SPACES[engine][0], *given)
     assert read == plan, command
     assert read.lane(CANDIDATES[engine]) == plan.lane(CANDIDATES[engine])
 
@@ -101,7 +101,7 @@ def test_layers_one_at_a_time_are_not_for_every_method() -> None:
 
 def test_flags_of_another_engine_are_refused() -> None:
     with pytest.raises(SpecError, match="vLLM has no format 'q4_0'"):
-        parsed("vLLM", "vllm serve M --kv-cache-dtype q4_0", CANDIDATES["vllm"], LAYERS)
+        policy_of_flags("vLLM", "vllm serve M --kv-cache-dtype q4_0", CANDIDATES["vllm"], LAYERS)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_flags_of_another_engine_are_refused() -> None:
     ],
 )
 def test_flags_as_people_paste_them_are_a_lane(command: str, titled: str) -> None:
-    lane = pasted(command, 30)
+    lane = lane_of_flags(command, 30)
     assert ", ".join(rule.named() for rule in lane.every_rule) == titled
     assert lane.why_not(ModelShape(30, 9, 3, 64, 2048)) is None
 
@@ -144,7 +144,7 @@ def test_flags_as_people_paste_them_are_a_lane(command: str, titled: str) -> Non
 )
 def test_what_is_no_flag_of_a_cache_is_refused_in_one_line(command: str, layers: int | None, said: str) -> None:
     with pytest.raises(SpecError, match=said) as refused:
-        pasted(command, layers)
+        lane_of_flags(command, layers)
     assert "\n" not in str(refused.value)
 
 

@@ -12,7 +12,7 @@ from kvq_kernels import unpack
 import kvq_core
 from kvq_core.codecs.stream import Stream
 from kvq_core.methods import ModelShape, make
-from kvq_core.methods.baselines.codebooks import coded, decoded, kmeans, trained
+from kvq_core.methods.baselines.codebooks import kmeans, nearest_codes, sum_of_centres, train_codebooks
 from kvq_core.methods.baselines.level_codecs import ranges
 from kvq_core.methods.baselines.levels import fitted_levels, level_of, nearest_level
 from tests.core.methods.test_baselines_storage import DIM, HEADS, TOKENS, Array, array, by_head, by_token, random_prompt
@@ -163,8 +163,8 @@ def test_more_rounds_and_more_stages_never_hurt() -> None:
     x = torch.randn(1500, 8, generator=torch.Generator().manual_seed(1)) * torch.linspace(3, 0.3, 8)
     errors = [(torch.cdist(x, kmeans(x, 32, rounds)).amin(1) ** 2).mean().item() for rounds in range(6)]
     assert errors == sorted(errors, reverse=True) and errors[5] < 0.8 * errors[0]
-    books = trained(x, 32, 5)
-    left = [(x - decoded(coded(x, books[:n]), books[:n])).square().mean().item() for n in range(1, 6)]
+    books = train_codebooks(x, 32, 5)
+    left = [(x - sum_of_centres(nearest_codes(x, books[:n]), books[:n])).square().mean().item() for n in range(1, 6)]
     assert left == sorted(left, reverse=True) and left[4] < 0.3 * left[0]
 
 
@@ -178,8 +178,8 @@ def test_no_centre_stays_empty() -> None:
 def test_codes_are_greedy_and_their_entries_add_up() -> None:
     g = torch.Generator().manual_seed(4)
     x, books = torch.randn(30, 32, generator=g), torch.randn(3, 16, 32, generator=g).half()
-    codes = coded(x, books)
-    for row, own, read in zip(x.double().numpy(), codes, decoded(codes, books).numpy(), strict=True):
+    codes = nearest_codes(x, books)
+    for row, own, read in zip(x.double().numpy(), codes, sum_of_centres(codes, books).numpy(), strict=True):
         total = np.zeros(32)
         for book, code in zip(books.double().numpy(), own.tolist(), strict=True):
             assert code == np.square(row - total - book).sum(1).argmin()

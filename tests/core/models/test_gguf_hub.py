@@ -11,7 +11,7 @@ import pytest
 
 from kvq_core.errors import ModelError
 from kvq_core.events import Loading
-from kvq_core.models import converting, load, outline, prepare, second
+from kvq_core.models import conversion_progress, load, outline, prepare, second
 from kvq_core.models.gguf.folder import last
 from tests.support.gguf_files import source, write
 from tests.support.hub_server import COMMIT, Hub, serving, use
@@ -76,8 +76,8 @@ def test_a_download_that_broke_goes_on_where_it_was(hub: Hub, content: bytes, tm
 
 def test_how_far_a_download_is_can_be_seen(hub: Hub, content: bytes) -> None:
     """By whoever started it, and by others meanwhile; then the conversion tells."""
-    seen = [(step, converting()) for step in prepare(f"{REPO}:Q4_K_M")]
-    assert all(step == told for step, told in seen) and converting() is None
+    seen = [(step, conversion_progress()) for step in prepare(f"{REPO}:Q4_K_M")]
+    assert all(step == told for step, told in seen) and conversion_progress() is None
     came = [step for step, _ in seen if step.doing == "downloading"]
     assert len(came) > 3 and [step.done for step in came] == sorted({step.done for step in came})
     assert came[-1].done == came[0].total == len(content) and seen[len(came)][0].doing == "converting"
@@ -92,7 +92,7 @@ def test_a_download_that_somebody_stops_goes_on(hub: Hub, content: bytes, tmp_pa
     steps.close()
     (part,) = (tmp_path / "cache").rglob("*.part")
     size = part.stat().st_size
-    assert 0 < size < len(content) and converting() is None
+    assert 0 < size < len(content) and conversion_progress() is None
     assert load(f"{REPO}:Q4_K_M").shape.layers == 2 and hub.ranges == [None, f"bytes={size}-"]
 
 

@@ -11,13 +11,13 @@ import pytest
 from kvq_core.errors import ModelError
 from kvq_core.events import Finished, Loading
 from kvq_core.links import decode, encode
-from kvq_core.models import LoadedModel, converting, load, prepare
+from kvq_core.models import LoadedModel, conversion_progress, load, prepare
 from kvq_core.models.gguf import conversion, hub
 from kvq_core.models.gguf import folder as kept
 from kvq_core.models.identity import SOURCE
 from kvq_core.models.source import known_as
 from kvq_core.pipeline.compare import compare
-from kvq_core.pipeline.estimate import loading
+from kvq_core.pipeline.estimate import loading_progress
 from kvq_core.record.fields import Record
 from kvq_core.record.files import record_json
 from kvq_core.spec import DEFAULT_MODEL, parse_lane, parse_spec
@@ -167,11 +167,11 @@ def test_a_record_says_how_the_file_held_its_weights(file: Path) -> None:
 
 
 def test_others_can_see_how_far_a_conversion_is(file: Path) -> None:
-    assert converting() is None
-    assert loading("m") == Loading("m")
-    seen = [(step, converting(), loading("m")) for step in prepare(str(file))]
+    assert conversion_progress() is None
+    assert loading_progress("m") == Loading("m")
+    seen = [(step, conversion_progress(), loading_progress("m")) for step in prepare(str(file))]
     assert len(seen) > 2 and all(step == told and event == Loading("m", *step) for step, told, event in seen)
-    assert converting() is None
+    assert conversion_progress() is None
 
 
 def test_a_file_is_converted_once_and_says_how_far_it_is(file: Path, monkeypatch) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from kvq_core.errors import ModelError
 from kvq_core.models import load, second
-from kvq_core.models.gguf.fetching import Fetched
+from kvq_core.models.gguf.fetching import FetchedFile
 from kvq_core.models.gguf.folder import ConversionStep, last
 from kvq_core.models.gguf.published import TITLE
 from kvq_core.models.identity import sha256_of
@@ -52,7 +52,7 @@ def test_another_file_is_refused(home: Path, content: bytes, said: str) -> None:
 
 
 def test_it_is_fetched_into_the_downloads(home: Path, monkeypatch) -> None:
-    def fetch(repo: str, name: str, folder: Path) -> Fetched:
+    def fetch(repo: str, name: str, folder: Path) -> FetchedFile:
         assert (repo, name, folder) == (second.REPO, second.NAME, home / "downloads")
         (folder / name).write_bytes(b"GGUF")
         yield ConversionStep(4, 4, "downloading")

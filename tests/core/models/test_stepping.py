@@ -12,7 +12,7 @@ from kvq_core.machine.threads import one_thread
 from kvq_core.models import load
 from kvq_core.models import stepping as products
 from kvq_core.models.lockstep import ATTENTION
-from kvq_core.models.stepping import DividedHead, DividedMLP, Matrix, Stepping, laid_out_bytes, product, stepping
+from kvq_core.models.stepping import DividedHead, DividedMLP, Matrix, StepModels, laid_out_bytes, product, step_model
 from kvq_core.spec import DEFAULT_MODEL
 from tests.support.tiny_models import CONFIGS, prompt_ids, tiny
 
@@ -27,7 +27,7 @@ def test_a_model_answers_in_steps_as_the_whole_one(name, laid_out) -> None:
     model = tiny(name).model
     ids = torch.tensor([prompt_ids(5), prompt_ids(5, seed=1)])
     held = {id(weight): weight.clone() for weight in model.parameters()}
-    steps = stepping(model, 3, laid_out)
+    steps = step_model(model, 3, laid_out)
     assert count(steps, DividedHead, DividedMLP) == 1 + 3  # the head and each layer's MLP
     assert count(steps, Matrix) == (3 * 4 if laid_out else 0)  # and the projections of each attention
     assert not count(model, DividedHead, DividedMLP, Matrix)
@@ -66,23 +66,23 @@ def test_a_row_is_summed_alike_whatever_rows_stand_beside_it(inputs, outputs) ->
 
 def test_what_is_not_known_is_left_whole() -> None:
     model = tiny("llama").model
-    assert stepping(model, 1, False) is model
+    assert step_model(model, 1, False) is model
     mlp = model.model.layers[1].mlp
     mlp.up_proj.bias = torch.nn.Parameter(torch.zeros(96))
     try:
-        assert count(stepping(model, 2, False), DividedHead, DividedMLP) == 1 + 2
-        assert count(stepping(model, 2, True), Matrix) == 3 * 4 + 3  # an MLP that is not divided has matrices, too
+        assert count(step_model(model, 2, False), DividedHead, DividedMLP) == 1 + 2
+        assert count(step_model(model, 2, True), Matrix) == 3 * 4 + 3  # an MLP that is not divided has matrices, too
     finally:
         mlp.up_proj.bias = None
     other = torch.nn.Module()
     other.get_output_embeddings = lambda: None  # type: ignore[assignment]
     other.mlp = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.Linear(8, 4, bias=False))
-    assert stepping(other, 2, False) is other
+    assert step_model(other, 2, False) is other
 
 
 def test_half_precision_keeps_its_layout() -> None:
     model = tiny("llama", torch.bfloat16).model
-    assert not laid_out_bytes(model) and stepping(model, 1, True) is model
+    assert not laid_out_bytes(model) and step_model(model, 1, True) is model
 
 
 def test_a_twin_is_made_once_and_dropped_when_asked(monkeypatch) -> None:
@@ -103,7 +103,7 @@ def test_a_twin_is_made_once_and_dropped_when_asked(monkeypatch) -> None:
 @pytest.mark.parametrize(("name", "value"), [("MOST", 1000), ("SPARE", 1 << 40)])
 def test_where_memory_is_short_weights_are_held_once(name, value, monkeypatch) -> None:
     monkeypatch.setattr(products, name, value)
-    assert not count(Stepping(tiny("llama").model).by(2), Matrix)
+    assert not count(StepModels(tiny("llama").model).by(2), Matrix)
 
 
 @pytest.mark.real_model

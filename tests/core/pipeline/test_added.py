@@ -5,7 +5,7 @@ import torch
 
 from kvq_core.analysis.causes import variants
 from kvq_core.engine import prompt_memory
-from kvq_core.engine.prompt_memory import READINGS, Readings
+from kvq_core.engine.prompt_memory import READINGS, ReadPrompts
 from kvq_core.errors import MethodError, SpecError
 from kvq_core.events import Finished, Prefill
 from kvq_core.machine import memory
@@ -161,7 +161,7 @@ def test_a_quarter_of_free_memory_is_held_at_most_and_of_one_model(model, monkey
     told(compare_on(model, spec()))
     (reading,) = READINGS._held.values()
     reading.replays.clear()  # they go before prompts do, see test_layer_look
-    readings, free = Readings(), [4 * reading.nbytes * 2]
+    readings, free = ReadPrompts(), [4 * reading.nbytes * 2]
     monkeypatch.setattr(
         prompt_memory, "free_bytes", lambda device: free[0] - sum(x.nbytes for x in readings._held.values())
     )

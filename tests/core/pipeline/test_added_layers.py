@@ -9,7 +9,7 @@ from kvq_core.pipeline.compare import compare_on
 from tests.core.pipeline.test_added import ADDED, added, spec, told
 from tests.core.pipeline.test_batches import KINDS
 from tests.support.tiny_models import tiny
-from ui.service.records import joined
+from ui.service.records import join_lanes
 
 OWN = {"kld", "nll", "delta_p", "same_top", "acceptance", "topk_ids", "topk_probs", "key_bits", "value_bits"}
 OF_MAPS = {"delta_map", "delta_scale", "attention_rows", "key_quantiles", "latent_quantiles"}  # of a layer and head
@@ -25,11 +25,11 @@ def test_a_lane_that_joined_has_all_that_the_same_lane_of_a_whole_run_has(model)
     parent, _ = told(compare_on(model, spec()))
     late, _ = added(model, parent)
     both = [(late.record, late.arrays)]
-    record, arrays = joined(parent.record, parent.arrays, both)
+    record, arrays = join_lanes(parent.record, parent.arrays, both)
     assert "lane/2/kld" in arrays and "lane/2/delta_mean" not in arrays
     found, read = told(adding_on(model, late.record, captures_of(late.record, 0, spec().capture)))
     assert read == [] and found.record.parent == parent.record.id
-    record, arrays = joined(parent.record, parent.arrays, [*both, (found.record, found.arrays)])
+    record, arrays = join_lanes(parent.record, parent.arrays, [*both, (found.record, found.arrays)])
     assert [lane.label for lane in record.lanes][2:] == ["added"], "the look is no lane"
     whole, _ = told(compare_on(model, spec(lanes=[*KINDS[:2], ADDED.model_dump(mode="json")])))
     names = {name.removeprefix("lane/2/") for name in whole.arrays if name.startswith("lane/2/")}

@@ -19,7 +19,7 @@ from kvq_core.events import Finished
 from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.models import LoadedModel
 from kvq_core.models.lockstep import attending
-from kvq_core.models.rounding import SIZE, Rounding, round_row
+from kvq_core.models.rounding import SIZE, KernelNoise, round_row
 from kvq_core.models.scoring import causal_attention
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.estimate import estimate
@@ -63,7 +63,7 @@ def by_hand(model: LoadedModel, ids: list[int], seed: int) -> torch.Tensor:
 
 def test_noise_is_seeded_and_that_of_the_definition() -> None:
     model, ids = tiny("llama"), prompt_ids(30)
-    first, again, other = (KernelFloor(Rounding(seed)) for seed in (3, 3, 4))
+    first, again, other = (KernelFloor(KernelNoise(seed)) for seed in (3, 3, 4))
     for floor in (first, again, other):
         assert list(floor.read(model, ids, range(30), (), Precision())) == [30]
     assert torch.equal(first.prefill.hidden, again.prefill.hidden)
@@ -75,7 +75,7 @@ def test_noise_is_seeded_and_that_of_the_definition() -> None:
 def test_one_row_is_rounded_on_every_architecture(name: str) -> None:
     model = tiny(name)
     before = {n: (id(module), dict(vars(module))) for n, module in model.model.named_modules()}
-    rounded = round_row(model.model, Rounding(0), 1)
+    rounded = round_row(model.model, KernelNoise(0), 1)
     ids = torch.tensor([prompt_ids(9)] * 3)
     plain = SharedPrefill(model, prompt_ids(9), range(9))
     list(plain.run())
@@ -104,7 +104,7 @@ def decoded(with_kernel: bool) -> tuple[Decode, list[torch.Tensor]]:
         [*lanes, fp16][: 3 if with_kernel else 2],
     )
     if with_kernel:
-        decode.states[-1].kernel = KernelFloor(Rounding(0))
+        decode.states[-1].kernel = KernelFloor(KernelNoise(0))
         list(decode.states[-1].kernel.read(model, ids, (), (), Precision()))
     list(decode.encode())
     list(decode.fill())

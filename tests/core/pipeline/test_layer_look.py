@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvq_core.analysis.looks import REPLAYED, cosines_at, looked_at, most_steps_at, noise, steps_at
-from kvq_core.capture.layer_maps import replayed
+from kvq_core.capture.layer_maps import layer_maps
 from kvq_core.engine import prompt_memory
 from kvq_core.engine.prompt_memory import READINGS
 from kvq_core.errors import SpecError
@@ -21,7 +21,7 @@ from tests.support.tiny_models import tiny
 from ui.figures.subspace import _angles
 from ui.service.records import RecordCache
 from ui.service.replays import with_maps
-from ui.words.views import nothing
+from ui.words.views import why_empty
 
 ADDED = Lane(label="added", method="per_token", knobs={"bits": 2, "group_size": 8})
 STEPS = 23
@@ -273,7 +273,7 @@ def test_a_reference_alone_is_no_map(model):
     parent = run(model)
     assert held_maps(parent.record, [], 1) is None
     place = READINGS.replay(parent.record.id).reference
-    assert replayed(place, [place], 0).arrays["lane/0/delta_map"].abs().max() == 0
+    assert layer_maps(place, [place], 0).arrays["lane/0/delta_map"].abs().max() == 0
 
 
 def test_an_answer_of_one_token_has_no_step_to_look_at(model):
@@ -285,8 +285,8 @@ def test_an_answer_of_one_token_has_no_step_to_look_at(model):
 
 def test_a_run_without_captures_says_what_was_looked_at(model):
     parent = run(model, open_store(), capture={"detail": "off"}, max_new_tokens=4)
-    assert "kept no captures; set capture.detail" in nothing(parent.record)
+    assert "kept no captures; set capture.detail" in why_empty(parent.record)
     for layer, told in ((1, "layer 1 was"), (2, "layers 1 and 2 were")):
         list(looking_on(model, parent.record, [0, 1], layer, open_store()))
         record, _ = RecordCache(open_store()).whole({"run": parent.record.id})
-        assert nothing(record) == f"This run kept no captures of its own; {told} looked at afterwards."
+        assert why_empty(record) == f"This run kept no captures of its own; {told} looked at afterwards."

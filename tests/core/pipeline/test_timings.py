@@ -4,7 +4,7 @@ import pytest
 
 from kvq_core.events import Encoding, LaneProgress, Loading, Prefill, Step, Summarizing
 from kvq_core.machine import files
-from kvq_core.pipeline.timings import Remaining, Stages, TimedWork, memory_file, predict
+from kvq_core.pipeline.timings import RemainingTime, Stages, TimedWork, memory_file, predict
 
 PLAN = Stages(4.0, 6.0, 20.0, 2.0)
 LANE = LaneProgress("a", [], [], [], None)
@@ -21,7 +21,7 @@ class Clock:
 def told(plan: Stages | None, slower: float) -> list[tuple[float, float | None]]:
     """(what is left, what was said to be left) after every event of a run of PLAN on a machine so much slower."""
     clock = Clock()
-    remaining, found, end = Remaining(plan, clock), [], 100.0 + slower * PLAN.total
+    remaining, found, end = RemainingTime(plan, clock), [], 100.0 + slower * PLAN.total
     course = [(0.0, Loading("m"))]
     course += [(PLAN.prefill * n / 4, Prefill(n, 4)) for n in range(5)]
     course += [(4.0 + PLAN.encode * n / 3, Encoding("a", n, 3)) for n in range(3)]

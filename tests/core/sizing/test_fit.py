@@ -15,7 +15,7 @@ from kvq_core.sizing.fit import Cache, Fit, FitRequest, Reserve, fit, fit_of_fol
 from kvq_core.sizing.formats import formats
 from kvq_core.sizing.layers import Shape, shape_of
 from kvq_core.sizing.reserve import Stack, allowance, page_tokens
-from kvq_core.sizing.weights import Weights, counted
+from kvq_core.sizing.weights import Weights, count_weights
 from kvq_core.spec import Lane
 
 GIB, MIB = 2**30, 2**20
@@ -106,7 +106,7 @@ DEEPSEEK_V3 = {
 
 def found(config: dict[str, Any], context: int, batch: int = 1, memory: int | None = None) -> Fit:
     shape = shape_of(config)
-    return fit("a model", shape, counted(config, shape), FitRequest(memory=memory, context=context, batch=batch))
+    return fit("a model", shape, count_weights(config, shape), FitRequest(memory=memory, context=context, batch=batch))
 
 
 def by_engine(found: Fit, engine: str) -> dict[str, Reserve]:

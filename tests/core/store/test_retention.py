@@ -6,7 +6,7 @@ import pytest
 
 from kvq_core.errors import KvqError
 from kvq_core.settings import settings
-from kvq_core.store.retention import Holding, Quota, runs_to_remove
+from kvq_core.store.retention import Quota, StoredRun, runs_to_remove
 from kvq_core.store.store import open_store
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -19,7 +19,8 @@ class TestMakingWay:
 
     def runs(self, shared=""):
         return [
-            Holding(id, 10, NOW - timedelta(days=days), id in shared) for id, days in {"c": 1, "a": 30, "b": 8}.items()
+            StoredRun(id, 10, NOW - timedelta(days=days), id in shared)
+            for id, days in {"c": 1, "a": 30, "b": 8}.items()
         ]
 
     def test_the_oldest_go_first_and_no_more_than_needed(self):

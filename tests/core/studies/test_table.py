@@ -98,7 +98,7 @@ def test_its_figures_are_the_studys_and_its_cells_open_runs(done):
 
 def test_a_submitted_table_is_computed_again_in_part(done):
     result, store = done
-    found = list(table.checked(result.plan, store))
+    found = list(table.check_cells(result.plan, store))
     assert len(found) == 2 and all(each.why is None and each.apart < table.SMALL for each in found)
     assert {each.run for each in found} < {cell.id for cell in result.plan.cells}
 
@@ -130,16 +130,16 @@ def test_a_figure_that_was_changed_is_found(done, tmp_path, change, told):
     """By the cell that is computed again; the checksum of what was changed is right."""
     result, store = done
     other = open_store(str(tmp_path / "submitted"))
-    picked = {cell.id for cell in table.chosen(result.plan)}
+    picked = {cell.id for cell in table.sampled_cells(result.plan)}
     for cell in result.plan.cells:
         record, arrays = store.load(cell.id)
         if cell.id in picked:
             record, arrays = change(record, arrays)
         other.save(record, arrays)
-    assert all(told in each.why for each in table.checked(result.plan, other))
+    assert all(told in each.why for each in table.check_cells(result.plan, other))
     other.layout.remove(result.plan.cells[3].id)
     with pytest.raises(StoreError, match="Prompt 'p3' of .* is not in this store"):
-        list(table.checked(result.plan, other))
+        list(table.check_cells(result.plan, other))
 
 
 def test_the_command_draws_what_is_stored_and_checks(done, tiny, tmp_path, monkeypatch, capsys):

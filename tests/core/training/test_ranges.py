@@ -16,7 +16,7 @@ from kvq_core.methods.baselines.levels import fitted_levels
 from kvq_core.models.gradients import gradients
 from kvq_core.models.scoring import causal_attention
 from kvq_core.spec import Lane
-from kvq_core.training.collect import collect, weighed
+from kvq_core.training.collect import collect, weighed_samples
 from kvq_core.training.ranges import WIDTHS
 from kvq_core.training.texts import read_texts, sequences
 from kvq_core.training.train import Request, train
@@ -106,7 +106,7 @@ def book(made, monkeypatch) -> Codebook:
 def test_ranges_leave_out_the_outliers_and_levels_fit_by_gradients(made, book):
     model, _ = made
     cut = sequences(model, read_texts(None), TRAINED, HELD_OUT, 0).train
-    plain, found = collect(model, cut, QUIET), weighed(model, cut, QUIET)
+    plain, found = collect(model, cut, QUIET), weighed_samples(model, cut, QUIET)
     for one, other in ((plain.keys, found.keys), (plain.values, found.values)):
         torch.testing.assert_close(one.float(), other.float(), rtol=2e-3, atol=2e-3)
     tensors = book.tensors()

@@ -19,7 +19,7 @@ from kvq_core.training.offer import Offer, Training, TrainingResult, offer, trai
 from kvq_core.training.texts import Texts
 from tests.support.codebook_samples import Letters
 from tests.support.tiny_models import tiny
-from ui.panels.training import TrainingRequest, offer_html, offering, progress_line, stream
+from ui.panels.training import TrainingRequest, offer_html, offer_updates, progress_line, stream
 from ui.service.services import Services
 
 KNOBS = {"levels": 4, "stages": 2, "codebooks": "mine"}
@@ -129,7 +129,7 @@ def test_a_shared_instance_says_why_it_does_not_train(monkeypatch):
     assert "does not train" in found.refusal and "--name mine" in found.commands[0]
     with pytest.raises(KvqError, match="does not train"):
         list(train_missing(found))
-    area, words, budget, train, *_ = offering(found)
+    area, words, budget, train, *_ = offer_updates(found)
     assert area["visible"] and not budget["visible"] and not train["visible"] and "does not train" in words
 
 

@@ -28,7 +28,7 @@ from tests.support.gated_runs import until
 from tests.support.study_models import prompt, write_model
 from ui.decide.answer import answer_html, lanes_html
 from ui.decide.asked import ANY, BITS, LEAST, STUDY, DecideForm
-from ui.decide.cell import cell_html, picked
+from ui.decide.cell import cell_html, picked_score
 from ui.decide.evidence import fits_html, layers_html
 from ui.decide.files import FILES, name_of
 from ui.decide.fitting import fitting_html
@@ -36,7 +36,7 @@ from ui.decide.form import estimate_html
 from ui.decide.quote import admit, quote_form
 from ui.decide.result import draw
 from ui.decide.watching import end_line, stage_line
-from ui.decide.work import Decisions, GoingDecision, Stage
+from ui.decide.work import Decisions, DecisionWork, Stage
 from ui.service.line import LinePlace
 from ui.service.services import Services
 from ui.study.asked import Form as PromptsForm
@@ -95,11 +95,11 @@ def form(of: str, **changes: Any) -> DecideForm:
     return replace(plain, **changes)
 
 
-def begin(place, held: DecideForm, session: str = "page/decide", visitor: str = "one") -> GoingDecision:
+def begin(place, held: DecideForm, session: str = "page/decide", visitor: str = "one") -> DecisionWork:
     return place.decisions.begin(admit(quote_form(held, "", place.studies.results)), session, visitor)
 
 
-def watched(going: GoingDecision) -> GoingDecision:
+def watched(going: DecisionWork) -> DecisionWork:
     until(lambda: going.standing() is not None and going.over)
     return going
 
@@ -136,7 +136,7 @@ def test_layers_are_tried_where_no_lane_will_do_and_the_map_is_drawn(place, mode
     assert any("stands without layers so far" in each for each in told), "the study's answer comes first"
     page = layers_html(found.grounds)
     assert page.count("data-cell=") == len(found.grounds.scores) and found.grounds.scores_id in page
-    score = picked('{"cell": 3}', found)
+    score = picked_score('{"cell": 3}', found)
     said = cell_html(score, found, place.studies.results)
     spec = decode(re.search(r'href="\?c=([^"]+)"', said)[1])
     assert spec.lanes[0].layers == (score.layer,) and spec.lanes[0].tensors == score.tensor
@@ -263,7 +263,7 @@ def test_labels_and_prompts_of_anybody_are_escaped():
 @pytest.mark.parametrize("raw", ["", "x", "[]", '{"cell": -1}', '{"cell": 10000}', '{"cell": null}'])
 def test_a_cell_that_is_none_is_passed_over(raw):
     whole = Decision(asked=DecisionRequest(), advice=kinds()["one"].advice, grounds=Grounds(scores=scored()))
-    assert picked(raw, whole) is None and isinstance(picked('{"cell": 0}', whole), Score)
+    assert picked_score(raw, whole) is None and isinstance(picked_score('{"cell": 0}', whole), Score)
 
 
 def test_what_fits_is_told_before_anything_is_run(model):

@@ -19,7 +19,7 @@ from ui.html.numbers import size
 from ui.selection import Selection
 from ui.views.export import COLUMNS, figures_of, points, view_csv, view_json
 from ui.views.tabs import TABS
-from ui.views.verdicts import measured
+from ui.views.verdicts import lane_figures
 from ui.views.view import Drawing
 
 AT = Selection(layer=3, head=4, token=9)
@@ -108,7 +108,7 @@ def test_verdicts_and_top_lists_are_exported_as_the_record_has_them(drawn):
     _, page = drawn["verdicts"]
     places = {"Noise floor": "noise"} | {lane.label: index for index, lane in enumerate(record.lanes)}
     for row in rows_of(record, "verdicts", page):
-        figures = {name: value for name, value, *_ in measured(record, arrays, places[row["series"]])}
+        figures = {name: value for name, value, *_ in lane_figures(record, arrays, places[row["series"]])}
         assert row["value"] == ("" if figures[row["x"]] is None else str(figures[row["x"]]))
         assert row["y"] == ("" if row["series"] == "Noise floor" else "risky")
     _, page = drawn["texts"]

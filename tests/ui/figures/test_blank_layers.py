@@ -8,7 +8,7 @@ from kvq_core.analysis.plans import shape_of
 from ui.figures import bit_map, effective_rank, mean_shares, stored_bytes
 from ui.selection import Selection
 from ui.words.damage import damage
-from ui.words.views import NOT_FITTING, nothing, spectra
+from ui.words.views import NOT_FITTING, spectra, why_empty
 
 
 def of_kinds(record, **changed):
@@ -51,8 +51,8 @@ def test_views_say_which_layers_are_blank_and_why(run) -> None:
 def test_a_model_of_windows_alone_is_not_said_to_have_too_many_lanes(run) -> None:
     record = run[0]
     windows = of_kinds(record, **{f"_{layer}": WINDOW for layer in range(record.environment.layers)})
-    assert nothing(record) == NOT_FITTING
-    assert "attend to a window" in nothing(windows) and "lanes" not in nothing(windows)
+    assert why_empty(record) == NOT_FITTING
+    assert "attend to a window" in why_empty(windows) and "lanes" not in why_empty(windows)
 
 
 def test_bars_of_bytes_are_the_whole_cache_where_there_are_windows(run) -> None:

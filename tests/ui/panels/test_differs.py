@@ -4,7 +4,7 @@ from kvq_core.analysis.two_specs import Change
 from kvq_core.models import with_model
 from kvq_core.spec import parse_spec
 from ui.form.values import FIELDS, from_comparison
-from ui.panels.differs import change_in_words, compared, differs_html
+from ui.panels.differs import change_in_words, differs_html, form_changes
 
 NAMED = {"prompt": "Prompt", "capture.detail": "Arrays kept", "no_system": "No system prompt at all"}
 
@@ -37,6 +37,6 @@ def test_a_form_that_has_not_been_filled_differs_from_no_run() -> None:
     run = with_model(parse_spec({"prompt": "Say hi.", "lanes": [{"method": "kivi"}]}))
     values, lanes, rest = from_comparison(run)
     form = dict(zip(FIELDS, values, strict=True))
-    assert "differs-box" not in compared(run, form, lanes, rest, NAMED)
-    assert compared(run, {**form, "prompt": "", "conversation": ""}, [], rest, NAMED) == ""
-    assert "and cannot run" in compared(run, {**form, "prompt": ""}, lanes, rest, NAMED)
+    assert "differs-box" not in form_changes(run, form, lanes, rest, NAMED)
+    assert form_changes(run, {**form, "prompt": "", "conversation": ""}, [], rest, NAMED) == ""
+    assert "and cannot run" in form_changes(run, {**form, "prompt": ""}, lanes, rest, NAMED)

@@ -8,7 +8,7 @@ import pytest
 from kvq_core.store.sharing import key_of
 from kvq_core.store.store import open_store
 from tests.support.ui_record_factory import make_run
-from ui.panels.history import KEPT, LISTED, changed, entries_of, history_html, listed, remember, search
+from ui.panels.history import KEPT, LISTED, change_history, entries_of, history_html, list_history, remember, search
 from ui.service.access import added_here, key_in
 
 
@@ -24,7 +24,7 @@ def made(*prompts: str) -> list[dict[str, str]]:
 
 def test_a_name_outlasts_a_second_run_of_the_same() -> None:
     kept = made("One", "Two")
-    kept = changed(kept, json.dumps({"run": kept[1]["id"], "name": "  The <b>first "}))
+    kept = change_history(kept, json.dumps({"run": kept[1]["id"], "name": "  The <b>first "}))
     assert kept[1]["name"] == "The <b>first"
     html = history_html(kept)
     assert "The &lt;b&gt;first" in html and "<b>first" not in html
@@ -35,9 +35,9 @@ def test_a_name_outlasts_a_second_run_of_the_same() -> None:
 
 def test_a_forgotten_run_is_gone_and_nonsense_changes_nothing() -> None:
     kept = made("One", "Two")
-    assert [entry["id"] for entry in changed(kept, json.dumps({"run": kept[0]["id"]}))] == [kept[1]["id"]]
+    assert [entry["id"] for entry in change_history(kept, json.dumps({"run": kept[0]["id"]}))] == [kept[1]["id"]]
     for raw in ("", "[]", "5", "null", '{"name": "x"}', '{"run": "../x", "name": "y"}', '{"run": {"a": 1}}'):
-        assert changed(kept, raw) == kept
+        assert change_history(kept, raw) == kept
 
 
 def test_what_another_tab_did_is_taken_over() -> None:
@@ -45,8 +45,8 @@ def test_what_another_tab_did_is_taken_over() -> None:
     kept, other = made("One", "Two"), made("Three")[0] | {"id": "3" * 16}
     named = kept[1] | {"name": "The first"}
     told = json.dumps({"put": [other, named, {"id": "../x"}, 5], "gone": [kept[0]["id"], "unknown"]})
-    assert changed(kept, told) == changed(changed(kept, told), told) == [other, named]
-    assert changed(kept, json.dumps({"whole": [named, *kept, 5]})) == [named, *kept]
+    assert change_history(kept, told) == change_history(change_history(kept, told), told) == [other, named]
+    assert change_history(kept, json.dumps({"whole": [named, *kept, 5]})) == [named, *kept]
     for raw in (
         '{"put": 5}',
         '{"whole": 5, "put": 5}',
@@ -54,9 +54,9 @@ def test_what_another_tab_did_is_taken_over() -> None:
         '{"put": [], "gone": [{}]}',
         '{"put": [], "gone": 5}',
     ):
-        assert changed(kept, raw) == kept
+        assert change_history(kept, raw) == kept
     many = made(*(f"Run {n}" for n in range(KEPT)))
-    assert len(changed(many, told)) == KEPT and changed(many, told)[0] == other
+    assert len(change_history(many, told)) == KEPT and change_history(many, told)[0] == other
 
 
 @pytest.mark.parametrize("find", ["baseline", "BASLINE", "tide mill", "Lane 1"])
@@ -70,7 +70,7 @@ def test_a_search_finds_names_prompts_and_lanes_though_misspelt(find: str) -> No
 
 
 def test_a_search_stays_when_a_run_joins_the_list() -> None:
-    find, html = listed(made("A tide mill", "A lighthouse"), "tide")
+    find, html = list_history(made("A tide mill", "A lighthouse"), "tide")
     assert find["visible"] and "value" not in find
     assert "A tide mill" in html and "A lighthouse" not in html
 

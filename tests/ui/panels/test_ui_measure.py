@@ -10,7 +10,7 @@ import torch
 from kvq_core.errors import ModelError
 from kvq_core.events import Loading
 from kvq_core.packed import MeasureRequest, measure
-from kvq_core.packed.gpus import CHANGED, Decoded, MeasuredGpu, measured_gpus
+from kvq_core.packed.gpus import CHANGED, DecodeSpeed, MeasuredGpu, measured_gpus
 from kvq_core.packed.lanes import Begins, SkippedLane, measure_spec
 from kvq_core.packed.slow import chips, slow_methods
 from kvq_core.spec import ComparisonSpec, Lane
@@ -85,7 +85,7 @@ def test_without_a_gpu_what_was_measured_on_others_is_told_with_the_targets_that
 
 @pytest.mark.parametrize("changed", [False, True])
 def test_what_is_told_of_another_gpu_is_escaped_and_says_whether_kernels_changed(changed, monkeypatch):
-    rows = (Decoded("<i>", 1, 1234.4, None, 20.04), Decoded("KIVI", 1, 2000.0, 1.625, 10.0))
+    rows = (DecodeSpeed("<i>", 1, 1234.4, None, 20.04), DecodeSpeed("KIVI", 1, 2000.0, 1.625, 10.0))
     device = MeasuredGpu("<b>X1", "2.11", "3.6", "aaaa", changed, "M", 4096, 1, 2, 3, rows)
     monkeypatch.setattr(panel, "measured_gpus", lambda: [device, device._replace(device="X2", rows=())])
     text = panel.elsewhere()

@@ -7,7 +7,7 @@ import pytest
 
 from kvq_core.store.store import open_store
 from kvq_core.studies.example import packaged_ids
-from ui.study.access import KEPT, Results, demand_open, mine_html, mine_of, taken_over
+from ui.study.access import KEPT, Results, demand_open, mine_html, mine_of, take_over
 from ui.study.parts import welcome_html
 from ui.study.results import answer_html
 
@@ -19,16 +19,16 @@ def entry(id: str, title: str = "5 prompts × 2 lanes") -> dict[str, str]:
 def test_what_another_tab_began_is_taken_over_first_and_once():
     mine, other = [entry("b" * 16), entry("a" * 16)], entry("c" * 16)
     told = json.dumps({"put": [other, {"id": "../x"}, 5], "gone": []})
-    assert taken_over(mine, told) == taken_over(taken_over(mine, told), told) == [other, *mine]
-    assert "?study=cccccccccccccccc" in mine_html(taken_over(None, told))
+    assert take_over(mine, told) == take_over(take_over(mine, told), told) == [other, *mine]
+    assert "?study=cccccccccccccccc" in mine_html(take_over(None, told))
     many = [entry(f"{at:016x}") for at in range(KEPT)]
-    assert taken_over(many, told) == [other, *many[:-1]]
+    assert take_over(many, told) == [other, *many[:-1]]
 
 
 def test_nonsense_changes_nothing_of_the_list():
     mine = [entry("b" * 16)]
     for raw in ("", "5", "null", "[]", "{}", '{"put": 5}', '{"put": [], "gone": 5}', '{"put": [], "gone": [{}]}'):
-        assert taken_over(mine, raw) == mine_of(mine)
+        assert take_over(mine, raw) == mine_of(mine)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from ui.study.access import demand_open, key_for, my_key, remember, share
 from ui.study.files import FILES
 from ui.study.results import draw, live_html
 from ui.study.watching import standing_line
-from ui.study.work import Going, Studies, StudyStanding
+from ui.study.work import Studies, StudyState, StudyWork
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def place(tmp_path):
     return SimpleNamespace(engine=engine, services=services, studies=Studies(services))
 
 
-def begin(place, planned, session: str = "page/study", visitor: str = "one") -> Going:
+def begin(place, planned, session: str = "page/study", visitor: str = "one") -> StudyWork:
     return place.studies.begin(planned, session, visitor, UNKNOWN_COST)
 
 
@@ -71,7 +71,7 @@ def until(true, seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
-def watched(going: Going) -> Going:
+def watched(going: StudyWork) -> StudyWork:
     until(lambda: going.standing() is not None and going.over)
     return going
 
@@ -145,7 +145,7 @@ def test_a_result_is_drawn_with_figures_tables_and_files(place, planned):
         assert f'id="plot-{name}"' in figures
     assert "plot-study-recall" not in more and "Groups of prompts" in more and ">even<" in more
     assert "four" in live_html(result)
-    told = standing_line(StudyStanding(result, "p7", Step(3, 6, [], []), 65.0), 9)
+    told = standing_line(StudyState(result, "p7", Step(3, 6, [], []), 65.0), 9)
     assert "Cell 7 of 9: p7" in told and "0:01:05 left" in told and "Step 3 of 6" in told
     files = {name: make(result) for name, (_, make) in FILES.items()}
     assert files["Rows (Parquet)"] == parquet(result.rows)
