@@ -70,7 +70,10 @@ def gpu_summary_part(folder: Path = RESULTS) -> str:
         return NOTHING
     rows = [(device.device, *_summary(row)) for device in told for row in device.rows]
     return "\n\n".join(
-        [table(HEAD_SUMMARY, *rows), *(f"*Measured on {each.device}*, {each.versions}. {each.told}" for each in told)]
+        [
+            table(HEAD_SUMMARY, *rows),
+            *(f"*Measured on {each.device}*, {each.versions}. {each.summary}" for each in told),
+        ]
     )
 
 

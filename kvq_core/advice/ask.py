@@ -26,7 +26,7 @@ class Tolerance:
     task: float | None = None
 
     @property
-    def told(self) -> str:
+    def in_words(self) -> str:
         """``words``, and of a tier its thresholds."""
         if not isfinite(self.p99):
             return self.words

@@ -128,7 +128,7 @@ def reasons_of(told: Findings, kind: str) -> Iterator[str]:
     else:
         best = told.option(told.choice.best)
         beyond = _beyond(told, best) if kind == "unsure" else ""
-        yield f"Over {count} prompts {_loss(told, best)} is within {told.ask.tolerance.told}{beyond}."
+        yield f"Over {count} prompts {_loss(told, best)} is within {told.ask.tolerance.in_words}{beyond}."
         smaller = [option for option in told.possible if option.nbytes < best.nbytes]
         lost = f"; of {len(smaller)} smaller lanes none will do" if smaller else ", and no lane takes less"
         room = f", where there are {told.room}" if told.room else ""

@@ -100,7 +100,7 @@ class Ahead:
         return 1 if ends is None else min(ends, default=tokens)
 
     @property
-    def told(self) -> bool:
+    def knows_reads(self) -> bool:
         """Whether it is known beforehand what queries read."""
         return self._ends(1) is not None
 

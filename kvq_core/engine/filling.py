@@ -176,7 +176,7 @@ class LaneFilling:
             asked = {row: keys_read() for row, keys_read in reads.items()}
             return self._stored.attention(held_by, met, own, read, how, asked).to(queries.dtype)
         seen_keys, seen_values = (x.float() for x in read)
-        if self._now.answered and self._ahead.told:
+        if self._now.answered and self._ahead.knows_reads:
             return self._ahead.attention(held_by, met, seen_keys, seen_values, how).to(queries.dtype)
         if self._watches and how.reads is None:
             self._note(layer, queries.float(), seen_keys, how, reads)

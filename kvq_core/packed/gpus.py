@@ -40,7 +40,7 @@ class MeasuredGpu(NamedTuple):
         return f"torch {self.torch}, Triton {self.triton}, kernels {self.kernels}"
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """What the rows are of, and beside them the targets."""
         return (
             f"Random weights of {self.model}'s shape over {self.tokens:,} tokens, steps from a CUDA graph. Of what is "
@@ -52,5 +52,5 @@ def measured_gpus(file: Path = SHIPPED) -> list[MeasuredGpu]:
     """By device; none where nothing was measured."""
     if not file.is_file():
         return []
-    told = json.loads(file.read_text(encoding="utf-8"))
-    return [MeasuredGpu(**{**each, "rows": tuple(DecodeSpeed(**row) for row in each["rows"])}) for each in told]
+    devices = json.loads(file.read_text(encoding="utf-8"))
+    return [MeasuredGpu(**{**each, "rows": tuple(DecodeSpeed(**row) for row in each["rows"])}) for each in devices]

@@ -83,7 +83,7 @@ def test_a_verdict_of_another_form_is_not_passed_over(write, monkeypatch):
 def test_numbers_of_other_kernels_are_said_to_be_so_everywhere(write, kernels):
     folder = write(kernels=kernels)
     (device,) = by_gpu.shipped(folder)
-    for text in (by_gpu.gpu_part(folder), by_gpu.gpu_summary_part(folder), device.told):
+    for text in (by_gpu.gpu_part(folder), by_gpu.gpu_summary_part(folder), device.summary):
         assert (CHANGED in text) is (kernels != FACTS["kernels"])
 
 

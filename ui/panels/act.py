@@ -41,7 +41,7 @@ LEADS = "This run is a lane that was added to run {parent}; try others there."
 
 @dataclass
 class ActPanel:
-    told: gr.Textbox  # what a person does; js/act.js writes it
+    message: gr.Textbox  # what a person does; js/act.js writes it
     status: gr.HTML
     tried: gr.HTML
     offers: gr.HTML
@@ -59,10 +59,10 @@ class _Asked:
 
 def create_act() -> ActPanel:
     """Between the selection and what to try next."""
-    told = gr.Textbox(visible="hidden", elem_id="act", show_label=False)
+    message = gr.Textbox(visible="hidden", elem_id="act", show_label=False)
     with gr.Column(elem_id="acts", elem_classes=["instrument"]):
         return ActPanel(
-            told,
+            message,
             gr.HTML("", elem_id="act-status"),
             gr.HTML("", elem_id="act-tried"),
             gr.HTML("", elem_id="act-offers"),
@@ -104,11 +104,11 @@ def wire_act(panel: ActPanel, views: Views, shown: gr.State, services: Services)
 
     moves = [part.change for part in (*views.selection, views.pick, views.open)]
     gr.on(moves, fresh, [shown, views.on_page], shown, **SWIFT)
-    inputs = [panel.told, views.pick, shown, *views.selection]
-    places = [*(part.change for part in (*views.selection, views.pick, panel.told)), shown.change]
+    inputs = [panel.message, views.pick, shown, *views.selection]
+    places = [*(part.change for part in (*views.selection, views.pick, panel.message)), shown.change]
     gr.on(places, offer, inputs, [panel.offers, panel.tried], **QUIET, trigger_mode="always_last", concurrency_limit=4)
-    done = [panel.told, views.pick, shown, views.on_page, *views.selection]
-    panel.told.change(act, done, [panel.status, shown], **SWIFT, trigger_mode="multiple")
+    done = [panel.message, views.pick, shown, views.on_page, *views.selection]
+    panel.message.change(act, done, [panel.status, shown], **SWIFT, trigger_mode="multiple")
 
 
 def place_of(record: Record, at: Selection, pick: Any) -> LookedPlace:

@@ -31,12 +31,12 @@ _ID = re.compile(r"[0-9a-f]{8,64}")
 
 @dataclass
 class History:
-    """``told`` is written by js/lists.js: which run is named, or forgotten."""
+    """``message`` is written by js/lists.js: which run is named, or forgotten."""
 
     kept: gr.BrowserState
     find: gr.Textbox
     runs: gr.HTML
-    told: gr.Textbox
+    message: gr.Textbox
 
     @property
     def outputs(self) -> list[Any]:
@@ -59,8 +59,8 @@ def create_history() -> History:
             interactive=True,
         )
         listing = gr.HTML(history_html([]), elem_id="runs")
-        told = gr.Textbox(visible="hidden", elem_id="history-told", show_label=False)
-    return History(kept, find, listing, told)
+        message = gr.Textbox(visible="hidden", elem_id="history-told", show_label=False)
+    return History(kept, find, listing, message)
 
 
 def wire_history(panel: History) -> None:
@@ -72,7 +72,7 @@ def wire_history(panel: History) -> None:
         kept = change_history(kept, raw)
         return [kept, gr.update(visible=len(kept) > 1 or bool(find)), history_html(kept, find)]
 
-    panel.told.change(change, [panel.told, panel.kept, panel.find], [panel.kept, *panel.outputs], **SWIFT)
+    panel.message.change(change, [panel.message, panel.kept, panel.find], [panel.kept, *panel.outputs], **SWIFT)
     panel.kept.change(None, panel.kept, None, js=tell_tabs("runs", KEPT), **SWIFT)
 
 

@@ -87,7 +87,7 @@ def elsewhere() -> str:
 
 
 def _elsewhere(found: MeasuredGpu) -> str:
-    said = f"Measured on {found.device}. {found.told} The targets stand in docs/gpu.md."
+    said = f"Measured on {found.device}. {found.summary} The targets stand in docs/gpu.md."
     head = "".join(f'<th scope="col">{title}</th>' for title in HEAD_ELSEWHERE)
     table = f"<thead><tr>{head}</tr></thead><tbody>{''.join(map(_decoded, found.rows))}</tbody>"
     return (

@@ -41,7 +41,7 @@ class Embeds:
             return PlainTextResponse(str(error), 404)
         return Response(made, media_type="image/png", headers={"Cache-Control": "public, max-age=3600"})
 
-    def told(self, run: str) -> tuple[str, str] | None:
+    def title_and_answer(self, run: str) -> tuple[str, str] | None:
         """Title and one-sentence answer of a run that anybody may open; None of any other."""
         try:
             record, arrays = open_to_all(self._services, run)

@@ -118,7 +118,7 @@ def app_kwargs(health: Health, embeds: Embeds, early: EarlyOf = lambda run: "") 
             Middleware(Guard),
             Middleware(BoundedBody),
             Middleware(Compressed),
-            Middleware(Preview, told=embeds.told, early=early),
+            Middleware(Preview, title_of=embeds.title_and_answer, early=early),
         ],
         "docs_url": None,
         "redoc_url": None,

@@ -54,8 +54,8 @@ def with_preview_tags(page: bytes, own: bytes = b"") -> bytes:
 class Preview:
     """Rewrites the page itself; everything else passes as it is, files to download above all."""
 
-    def __init__(self, app: ASGIApp, told: TitleOf = lambda run: None, early: EarlyOf = lambda run: ""):
-        self.app, self._told, self._early = app, told, early
+    def __init__(self, app: ASGIApp, title_of: TitleOf = lambda run: None, early: EarlyOf = lambda run: ""):
+        self.app, self._title_of, self._early = app, title_of, early
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked = scope["type"] == "http" and scope["method"] == "GET"
@@ -100,9 +100,11 @@ class Preview:
         """Those of the run that an address names, with its card as the picture."""
         request = Request(scope)
         run = request.query_params.get("run", "")
-        told = self._told(run) if run else None
+        known = self._title_of(run) if run else None
         return (
-            tags() if told is None else tags(*told, str(request.base_url.replace(path="/card.png", query=f"run={run}")))
+            tags()
+            if known is None
+            else tags(*known, str(request.base_url.replace(path="/card.png", query=f"run={run}")))
         )
 
 

@@ -94,7 +94,7 @@ def test_on_a_public_instance_what_others_added_is_not_taken_back(services: Serv
 
 
 def test_previews_embeds_and_the_command_tell_of_lanes_that_were_added(services: Services, monkeypatch, capsys) -> None:
-    title, _ = Embeds(services).told(RUN) or ("", "")
+    title, _ = Embeds(services).title_and_answer(RUN) or ("", "")
     assert "4 quantized KV caches" in title
     scope = {"type": "http", "method": "GET", "path": "/embed", "query_string": f"run={RUN}&view=rate".encode()}
     scope |= {"server": ("here", 80), "scheme": "http", "root_path": "", "headers": []}
