@@ -78,7 +78,7 @@ def test_two_runs_of_two_models_stand_beside_each_other_on_one_scale_at_one_sele
     assert serious(page, "#beside") == []
 
 
-@pytest.mark.long("page", sample=1)
+@pytest.mark.long("journey", sample=0)
 @pytest.mark.parametrize("width, theme", [(1280, "light"), (390, "dark")])
 def test_a_grids_cell_says_where_its_text_parts_and_opens_its_lanes_card(kept, open_page, width, theme):
     page = open_page(f"{kept}/?run={GRID}&view=rate&__theme={theme}", width=width, reading=True)

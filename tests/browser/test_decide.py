@@ -37,6 +37,7 @@ def status(page, words: str) -> None:
     )
 
 
+@pytest.mark.long("journey", sample=0)
 def test_from_an_upload_to_the_flags(server, browser, model):
     with visits(browser, reads_console=False) as visit:  # Back leaves a page whose answer may be under way
         journey(server, visit, model)

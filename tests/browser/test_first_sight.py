@@ -29,7 +29,7 @@ def test_an_empty_page_answers_with_the_run_that_ships(quick, browser):
         read(visit(quick, reading=True))
 
 
-@pytest.mark.long("page", sample=2)
+@pytest.mark.long("journey", sample=1)
 @pytest.mark.parametrize(
     ("width", "name", "look"),
     [(1280, "five-ideas", ""), (390, "keys-or-values", ""), (390, "", ""), (1280, "keys-or-values", "&view=damage")],
@@ -102,7 +102,7 @@ def seen(request, quick, browser) -> Iterator:
         yield page, width
 
 
-@pytest.mark.long("page", sample=2)
+@pytest.mark.long("journey", sample=1)
 @pytest.mark.parametrize("seen", [(1920, "dark"), (390, "light"), (640, "light")], indirect=True)
 def test_nothing_moves_overflows_or_is_out_of_reach(seen):
     page, width = seen

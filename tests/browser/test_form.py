@@ -44,6 +44,7 @@ def type_prompt(page, words: str) -> None:
     page.wait_for_function(KEEPS, arg=words)
 
 
+@pytest.mark.long("journey", sample=0)
 def test_the_form_is_there_after_a_reload(quick, open_page):
     page = open_page(quick)
     page.wait_for_selector("#lane-row-4")

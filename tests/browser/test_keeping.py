@@ -111,6 +111,7 @@ def lists(page, *words: str) -> None:
     page.wait_for_function(f"both => {RUNS} === both", arg=json.dumps(words, separators=(",", ":")))
 
 
+@pytest.mark.long("journey", sample=0)
 def test_two_tabs_keep_one_list_of_runs(two_tabs):
     first, second = two_tabs
     asks(first, "In the first tab")

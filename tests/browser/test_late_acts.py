@@ -32,6 +32,7 @@ def tries(page, engine, act: str = "#act-layer-fp16") -> None:
     page.wait_for_selector("#act-status [data-act=cancel]")
 
 
+@pytest.mark.long("journey", sample=0)
 def test_a_lane_that_joins_takes_back_no_view_nor_token(page, engine):
     tries(page, engine)
     page.locator("[data-view=texts]").click()

@@ -107,7 +107,7 @@ def test_each_rule_has_its_own(form):
     assert form.locator('.editor [data-place="rules.1.method"]').input_value() == "zipcache"
 
 
-@pytest.mark.long("page", sample=2)
+@pytest.mark.long("journey", sample=1)
 @pytest.mark.parametrize("form", [(1280, "dark"), (390, "light"), (390, "dark")], indirect=True)
 def test_it_fits_and_is_accessible_open_and_searched(form):
     form.locator(PICKER).click()

@@ -168,6 +168,7 @@ def test_bad_input_is_answered_where_the_person_is(astray):
     assert page.locator("#kivi-group_size input").input_value() == "5000"
 
 
+@pytest.mark.long("journey", sample=0)
 def test_two_visitors_each_see_their_own_and_markup_stays_text(server, open_page):
     one = filled_in(open_page, server, f"{FACTS}Repeat this colour: {XSS}", 6)
     two = filled_in(open_page, server, f"{FACTS}Name one animal.", 6)

@@ -171,7 +171,7 @@ def test_rows_keep_their_height_while_the_answer_is_replayed(quick, open_page, w
     assert page.locator(".replay-rows").evaluate("rows => rows.scrollWidth <= rows.clientWidth")
 
 
-@pytest.mark.long("journey", sample=1)
+@pytest.mark.long("journey", sample=0)
 @pytest.mark.parametrize("view", ["words", "replay"])
 def test_the_code_of_words_and_replay_shows_elsewhere_what_is_shown_here(quick, open_page, view):
     page = opened(open_page, quick, STEP + 1)
@@ -202,7 +202,7 @@ def test_the_code_of_words_and_replay_shows_elsewhere_what_is_shown_here(quick, 
     assert abs(alone.evaluate("document.documentElement.offsetHeight") - height) < 4, "nothing of it is cut"
 
 
-@pytest.mark.long("journey", sample=1)
+@pytest.mark.long("journey", sample=0)
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
 def test_words_and_replay_are_taken_away_as_pictures(quick, open_page, width, theme):
     page = opened(open_page, quick, STEP + 1, width, theme)

@@ -121,7 +121,7 @@ def test_back_leads_to_the_step_before_and_closing_to_its_run(server, browser):
         page.wait_for_function("location.search.startsWith('?run=')")
 
 
-@pytest.mark.long("page", sample=1)
+@pytest.mark.long("journey", sample=0)
 @pytest.mark.parametrize("number", [5, 9])
 def test_a_link_to_a_step_shows_its_figure(server, open_page, number):
     """Of views that are not the one a page opens with, and of figures above and below others."""

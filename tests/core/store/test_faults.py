@@ -113,6 +113,7 @@ def test_half_a_codebook_that_a_killed_writer_left_is_none(home):
     assert [found.path for found in codebook_files.codebooks() if not found.shipped] == [book.path]
 
 
+@pytest.mark.long("programs", sample=0)
 @pytest.mark.slow
 def test_a_converted_model_that_cannot_be_written_is_one_line(home, monkeypatch):
     if not bundled.is_installed():

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.campaigns import whole
 
-KILLS = {"shards": 120, "workers": 60, "ray": 20} if whole() else {"shards": 6, "workers": 4, "ray": 0}
+KILLS = {"shards": 120, "workers": 60, "ray": 20} if whole() else {"shards": 4, "workers": 3, "ray": 0}
 
 
 @pytest.mark.long("kill")

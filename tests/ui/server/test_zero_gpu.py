@@ -46,6 +46,7 @@ def test_a_comparison_is_one_call_in_another_process(session):
     assert session["stored"] and session["reused"]
 
 
+@pytest.mark.long("programs", sample=0)
 def test_what_comes_back_is_what_a_run_here_gives(session):
     record = run(spec(6), open_store())
     assert session["run"] == record.id
