@@ -54,7 +54,7 @@ PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest $(ROOM_TESTS) --durations=12 --numpro
 test: setup-dev
 	$(PYTEST) --session-timeout=3300 $(TEST_ARGS)
 
-# No browser, no compiler, no real model, and nothing else that takes most of a second. Files for a browser or a
+# No browser, no compiler, no real model, and nothing else that takes a sixth of a second. Files for a browser or a
 # compiler are not even imported.
 NOT_FAST := --ignore=tests/browser $(foreach name,aot aot_quantize generate triton,--ignore=tests/triton/test_kernels_$(name).py)
 test-fast: setup-dev

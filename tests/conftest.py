@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -234,6 +235,17 @@ def _own_store(request, monkeypatch, tmp_path_factory):
     else:
         place = tmp_path_factory.getbasetemp() / f"of-{hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]}"
     monkeypatch.setenv("KVQ_STORE", str(place / "store"))
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """What is logged, as name and message. Pytest's own capture is off (pyproject.toml)."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(f"{record.name}: {record.getMessage()}")
+    logging.getLogger().addHandler(handler)
+    yield lines
+    logging.getLogger().removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ def rows():
     return {line.split("`")[1]: dict(zip(columns, line[2:-2].split(" | "), strict=True)) for line in lines}
 
 
+@pytest.mark.slow
 def test_every_format_has_a_row_with_its_source_after_fp16():
     found = rows()
     assert list(found) == ["fp16", *FORMATS]

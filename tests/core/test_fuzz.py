@@ -57,6 +57,7 @@ near = {  # mostly of the right kind, so that more than the first check is reach
 }
 
 
+@pytest.mark.slow
 @inputs(50)
 @given(plain | st.fixed_dictionaries({}, optional={name: near.get(name, plain) | plain for name in (*near, "stress")}))
 def test_any_data_as_a_comparison(data):
@@ -85,6 +86,7 @@ hexadecimal = st.text("0123456789abcdef", min_size=15, max_size=17)
 paths = st.sampled_from(["../../etc/passwd", "/etc/passwd", "%2e%2e/", "0" * 16 + "/../x", "\x00" * 16, "memory://x"])
 
 
+@pytest.mark.slow
 @inputs(20)
 @given(
     st.dictionaries(st.sampled_from(["run", "vs", "c", "preset", "learn", "key"]), text | hexadecimal | paths),
@@ -133,6 +135,7 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
     return chance.randbytes(at)
 
 
+@pytest.mark.slow
 @inputs(50)
 @given(st.integers(0, 2**32), st.sampled_from([RECORD, ARRAYS, MANIFEST]))
 def test_any_damage_to_a_stored_run(tmp_path_factory, seed, name):

@@ -79,6 +79,7 @@ def test_the_interval_is_scipys_and_always_the_same() -> None:
     assert f"interval {low:.2g} to {high:.2g}" in verdict(record, arrays, 0).why
 
 
+@pytest.mark.slow
 def test_the_positions_asked_for_would_have_told() -> None:
     """With as many more of the same kind, the interval has left the threshold; with a third of them it has not."""
     for mean in (0.0085, 0.012, 0.085):

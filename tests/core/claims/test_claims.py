@@ -147,6 +147,7 @@ def test_of_one_paper_the_smallest_measurement_comes_first_and_other_papers_stay
         measure_missing(smollm, known.model_copy(update={"weights_hash": "other"}), [asked], short)
 
 
+@pytest.mark.slow
 def test_a_context_too_short_is_a_reason():
     long = setting().model_copy(update={"prompt_tokens": 5000})
     board = measure_board(tiny("llama"), list(papers().values()), long)
@@ -220,6 +221,7 @@ def test_the_shipped_verdicts_follow_from_the_shipped_numbers(shipped):
             assert spread.mean == pytest.approx(sum(values) / len(values))
 
 
+@pytest.mark.slow
 def test_the_documents_show_the_shipped_boards():
     """tests/test_docs.py compares every generated part; this is what they show."""
     page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")

@@ -19,6 +19,7 @@ def left_nothing(folder: Path) -> bool:
     return "out" not in here and not any((folder / "store").glob("*")) and not any(f.startswith(".out-") for f in here)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_libraries_load_ends_the_process_with_130(tmp_path, spec_file):
     """``ready`` when it is that moment, because a busy machine is slow."""
     tell = "print('ready', file=sys.stderr, flush=True)"

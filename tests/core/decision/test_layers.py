@@ -156,6 +156,7 @@ def test_a_policy_must_beat_what_engines_ship_too(model: LoadedModel) -> None:
     assert not policy.beats and policy.lane == policy.uniform.lane
 
 
+@pytest.mark.slow
 def test_a_budget_that_nothing_fits_and_an_engine_without_the_format_are_refused(model: LoadedModel) -> None:
     found, _ = scored(model)
     with pytest.raises(SpecError, match="No policy"):

@@ -75,6 +75,7 @@ def test_windows_sinks_rules_and_kinds_of_layers_are_kept_apart() -> None:
     check_alike(*outcomes([Lane(label="slides", sliding=True, **eight)], model="gemma2"))
 
 
+@pytest.mark.slow
 def test_choices_are_drawn_as_they_would_be_one_by_one() -> None:
     lanes = [Lane(label="one", method="per_token", knobs={"bits": 2})]
     ahead, single = outcomes(lanes, temperature=0.8, seed=5)
@@ -82,6 +83,7 @@ def test_choices_are_drawn_as_they_would_be_one_by_one() -> None:
     assert ahead.decode.states[0].first_divergence is not None
 
 
+@pytest.mark.slow
 def test_an_answer_that_ends_early_ends_the_lanes() -> None:
     ids, lanes = prompt_ids(60, seed=4), [Lane(label="one", method="per_token", knobs={"bits": 4})]
     tokens = run_engine(tiny("llama"), ids, [], 40, ignore_eos=True).decode.token_ids

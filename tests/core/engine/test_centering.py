@@ -182,6 +182,7 @@ def test_stress_scales_the_bias_as_it_scales_the_keys() -> None:
     assert not torch.equal(after, before)
 
 
+@pytest.mark.slow
 def test_devices_share_a_lane() -> None:
     ids, lanes = prompt_ids(TOKENS), [lane(center=how) for how in HOW]
     one, two = (run_engine(model, ids, lanes, 12, ignore_eos=True) for model in (tiny("qwen2"), spread("qwen2")))

@@ -146,6 +146,7 @@ def test_what_is_read_is_the_formula(name: str, how: str) -> None:
     compare(Lane(**LANES[name], center=how), how, PROMPT, TOKENS)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from(HOW),

@@ -201,6 +201,7 @@ def test_a_lane_whose_first_token_differs_writes_its_own_text_from_there() -> No
     assert len(outcome.logits()[0]) == 11
 
 
+@pytest.mark.slow
 def test_no_lane_writes_a_text_of_its_own_where_none_is_asked_for() -> None:
     model, ids = tiny("llama"), prompt_ids(64, seed=3)
     lane = Lane(label="kivi", method="kivi", knobs={"bits": 1, "group_size": 8, "residual_length": 16})

@@ -143,6 +143,7 @@ def test_a_chunks_own_keys_meet_queries_as_they_are() -> None:
             torch.testing.assert_close(found[t, head].double(), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own")
 def test_a_prompt_in_stored_chunks_does_not_depend_on_them() -> None:
     """Also where queries are rounded: every token is stored before it is read, and reads by rounded queries."""

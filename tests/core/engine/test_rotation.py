@@ -94,6 +94,7 @@ def test_an_outlier_channel_is_spread_over_its_block() -> None:
     assert error("signed") < 0.67 * error("none")
 
 
+@pytest.mark.slow
 def test_devices_share_a_lane() -> None:
     """Signs are the model's layers', wherever a layer lies."""
     ids, lanes = prompt_ids(PROMPT), [Lane(**TURNED["per_token"], rotate=how) for how in HOW]  # type: ignore[arg-type]

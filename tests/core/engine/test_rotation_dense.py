@@ -132,6 +132,7 @@ def test_what_is_read_is_the_formula(name: str, how: str, center: str) -> None:
     compare(Lane(**TURNED[name], center=center, rotate=how), *whole(), PROMPT, TOKENS)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from([8, 16, 32, 64, 80, 96, 128]), st.sampled_from(HOW), st.integers(1, 7), st.integers(0, 2**31))
 def test_the_turn_is_orthogonal_and_its_own_way_back(dim: int, how: str, log: int, seed: int) -> None:

@@ -157,6 +157,7 @@ def test_every_store_decodes_to_what_attention_reads(name: str) -> None:
     assert [state.error for state in outcome.decode.states] == [None] * len(lanes)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_rules_for_tokens_are_stored_or_refused(data: st.DataObject) -> None:
@@ -203,6 +204,7 @@ def test_curves_meet_what_a_run_measured() -> None:
     assert (keys, values) == (pytest.approx(memory.key_bits, rel=1e-6), pytest.approx(memory.value_bits, rel=1e-6))
 
 
+@pytest.mark.slow
 def test_devices_share_tiers() -> None:
     drawn = [lane({**Q8, "tokens": "first:8", "rotate": "signed"}, {**Q8, "tokens": "last:16"}, KIVI)]
     ids = prompt_ids(PROMPT)
@@ -274,6 +276,7 @@ def test_names_say_which_tokens() -> None:
     assert drawn.title.startswith("5 tokens of spans fp16, first 8 per_token 8, last 16 per_token 8, kivi 2")
 
 
+@pytest.mark.slow
 def test_a_short_prompt_fills_its_first_tokens_later() -> None:
     prefill = SharedPrefill(tiny("qwen2"), prompt_ids(3))
     list(prefill.run())

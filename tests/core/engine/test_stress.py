@@ -111,6 +111,7 @@ def test_a_power_of_two_leaves_kivis_codes_unchanged() -> None:
     assert codes[0] and all(torch.equal(a, b) for a, b in zip(*codes, strict=True))
 
 
+@pytest.mark.slow
 def test_outliers_hurt_per_token_and_not_per_channel() -> None:
     model = tiny("qwen3")
     lanes = (KIVI, Lane(label="token", method="per_token", knobs={"group_size": 32, "residual_length": 32, "bits": 4}))

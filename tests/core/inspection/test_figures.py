@@ -22,6 +22,7 @@ from kvq_core.sizing.fit import FitRequest
 from tests.support.reading_models import Letters, small
 
 
+@pytest.mark.slow
 def test_facts_are_those_of_the_weights() -> None:
     model = small("qwen2")
     facts = inspect_model(model, remedies=False).facts
@@ -33,6 +34,7 @@ def test_facts_are_those_of_the_weights() -> None:
     assert facts.usual_bias == pytest.approx(sorted(weights)[1])
 
 
+@pytest.mark.slow
 def test_a_norm_behind_the_projection_is_told() -> None:
     facts = inspect_model(small("qwen3"), remedies=False).facts
     assert [layer.key_norm_gain for layer in facts.layers] == pytest.approx([1.0] * 3)  # its weights are ones
@@ -93,6 +95,7 @@ def test_effective_rank_of_known_spectra() -> None:
     assert effective_rank(torch.tensor([3.0, 0, 0])) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_bytes_of_formats_are_those_of_a_run() -> None:
     """fp16 exactly, KIVI by hand: 2 bits and an fp16 pair each 32 elements, and the windows in fp16."""
     formats = {each.method: each for each in inspect_model(small("llama"), remedies=False).formats}
@@ -149,6 +152,7 @@ def test_layers_are_told_by_what_they_are(kind: str, unlike: dict[str, list[int]
     assert [row for row in rows if row.isdigit()][: len(found.figures)] == [str(own.layer) for own in found.figures]
 
 
+@pytest.mark.slow
 def test_the_gain_of_a_norm_is_what_it_does() -> None:
     """Gemma's norms multiply with one more than their weights."""
     model = replace(tiny_of("gemma3_text"), tokenizer=Letters(), model_hash="gain")

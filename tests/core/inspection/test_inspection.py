@@ -49,6 +49,7 @@ def test_random_models_raise_no_alarm(name: str) -> None:
     assert "safe" not in found.sentence
 
 
+@pytest.mark.slow
 def test_outlier_channels_are_told_from_constants() -> None:
     seen = Look(small("llama"), stress=Stress(key_outlier_scale=300, key_outlier_pairs=1, layers=(2,)))
     found = seen.inspection()
@@ -83,6 +84,7 @@ def test_what_was_found_is_kept_by_the_models_hash(monkeypatch: pytest.MonkeyPat
     assert stored_inspection(model) is None
 
 
+@pytest.mark.slow
 def test_a_model_of_a_short_context_is_refused_in_words() -> None:
     model = small("llama")
     model.shape = replace(model.shape, context=200)
@@ -111,6 +113,7 @@ def test_exempting_every_layer_is_no_remedy() -> None:
     assert (spans([4]), spans([0, 1, 3, 4, 5])) == ("4", "0-1, 3-5")
 
 
+@pytest.mark.slow
 def test_the_sentence_names_no_remedy_that_does_not_help() -> None:
     found = inspect_model(small("qwen2", constant=60), remedies=False)
     useless = [Remedy(name="8-bit keys", lane={}, kld=0.9, extra_bytes=1)]

@@ -148,6 +148,7 @@ def test_a_tie_is_symmetric() -> None:
     assert not dequantize_hybrid(coded, 32).any()
 
 
+@pytest.mark.slow
 def test_hybrid_prefill_uses_the_mask_for_the_prompt_alone() -> None:
     lane = Lane(
         method="innerq", knobs={"mode": "hybrid_prefill", "sink_tokens": 2, "recent_tokens": 4, "group_size": 8}

@@ -206,6 +206,7 @@ def test_a_fork_goes_its_own_way() -> None:
     assert not torch.equal(other.decode()[..., :30, :], before)
 
 
+@pytest.mark.slow
 def test_host_copy_is_listed_apart_and_counted_in_no_bits() -> None:
     lanes = [Lane(label="every", method="qaq"), Lane(label="once", method="qaq", knobs={"update": "once"})]
     outcome = run_engine(tiny("llama"), prompt_ids(50), lanes, 12, audit=True, ignore_eos=True)
@@ -267,6 +268,7 @@ def test_impossible_bounds_are_refused() -> None:
     assert make("qaq", update="once").windows()[0].frozen(100) == 100
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     tokens=st.integers(1, 40),

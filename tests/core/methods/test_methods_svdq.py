@@ -210,6 +210,7 @@ def test_impossible_schedules_are_refused() -> None:
     assert make("svdq", per_head=True).why_not(ModelShape(1, 3, 3, 64, 100)) is None
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     kv_heads=st.sampled_from([1, 2, 3]),

@@ -51,6 +51,7 @@ def test_a_budget_for_everything_changes_nothing_but_storage() -> None:
     torch.testing.assert_close(rows[0].softmax(-1), rows[1].softmax(-1), rtol=0, atol=0.02)
 
 
+@pytest.mark.slow
 def test_attention_is_over_the_selection_alone() -> None:
     """Against plain attention with the other keys masked, in the last layer's effect on the logits: it must differ from
     full attention, and less so the more is read."""

@@ -67,6 +67,7 @@ def test_the_reference_is_what_transformers_computes(kind: str) -> None:
     assert reference < (CHUNK_RULE if model.shape.stateful else EXACT)
 
 
+@pytest.mark.slow
 def test_what_checks_numbers_is_taken_whatever_was_imported_before() -> None:
     """torch._dynamo switches checks of distributions off, which on the meta device cannot be made."""
     from torch.distributions import Distribution
@@ -250,6 +251,7 @@ def test_what_a_lane_cannot_have_is_said() -> None:
     assert {a.layers for a in Lane(**method).plan(gemma)} == {(1, 3)}
 
 
+@pytest.mark.slow
 def test_what_engines_keep_at_both_ends_they_keep_of_models_without_states() -> None:
     """vLLM counts all layers, and keeps none of a hybrid, though each of its layers attend."""
     lane = Lane(method="turboquant", knobs={"boundary_layers": 1})
@@ -277,6 +279,7 @@ def test_models_of_windows_alone_are_compared(smollm, kind: str) -> None:
     assert "every layer of this model attends to a window" in (Lane(method="q8_0").why_not(model.shape) or "")
 
 
+@pytest.mark.slow
 def test_a_state_that_takes_whole_prompts_is_given_whole_prompts() -> None:
     model, ids = tiny_of("jamba"), ids_of(600)
     assert not model.shape.in_chunks

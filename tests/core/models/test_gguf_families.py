@@ -174,6 +174,7 @@ def test_gemma_4_in_its_larger_form_and_with_keys_that_nothing_reads(tmp_path) -
     assert [kind.reads for kind in found.shape.kinds] == [None] * 3 + [1, 1, 2]
 
 
+@pytest.mark.slow
 def test_layers_that_guess_ahead_are_left_out(tmp_path) -> None:
     """Files of Qwen3.5 count them among their layers; llama.cpp runs them for drafts alone."""
     model = source("qwen3_5_text")

@@ -217,6 +217,7 @@ def test_text_is_cut_as_the_file_says(tmp_path, pre: str, text: str, pieces: lis
     assert [piece for piece, _ in cut] == pieces
 
 
+@pytest.mark.slow
 def test_llama_3_takes_words_of_its_vocabulary_whole(tmp_path) -> None:
     """Its merges do not lead to every word; tiktoken does not ask them."""
     keys = {"tokenizer__ggml__merges": ["d e"]}

@@ -74,6 +74,7 @@ def test_a_download_that_broke_goes_on_where_it_was(hub: Hub, content: bytes, tm
     assert hub.ranges == [f"bytes={size}-"] and not list((tmp_path / "cache").rglob("*.part"))
 
 
+@pytest.mark.slow
 def test_how_far_a_download_is_can_be_seen(hub: Hub, content: bytes) -> None:
     """By whoever started it, and by others meanwhile; then the conversion tells."""
     seen = [(step, conversion_progress()) for step in prepare(f"{REPO}:Q4_K_M")]

@@ -119,6 +119,7 @@ def test_every_file_that_decides_is_in_the_hash(folder: Path, file: str, values:
     assert after.model_hash != before.model_hash and after.weights_hash == before.weights_hash
 
 
+@pytest.mark.slow
 def test_the_chat_template_is_in_the_hash_and_who_wrote_the_files_is_not(folder: Path) -> None:
     before = load(str(folder)).model_hash
     changed(folder / "config.json", transformers_version="5.0.0")

@@ -111,6 +111,7 @@ def test_packed_layers_without_rope_are_the_engines(method: str) -> None:
     torch.testing.assert_close(logits, outcome.logits()[1][0], rtol=0, atol=5e-4)
 
 
+@pytest.mark.slow
 def test_a_packed_cache_of_a_bare_model_looks_by_itself_and_leaves_its_attention() -> None:
     model, ids = held("smollm3", hidden_size=128, head_dim=32), prompt_ids(70)
     lane = Lane(label="x", method="squat", knobs={"rope": "pre"})
@@ -121,6 +122,7 @@ def test_a_packed_cache_of_a_bare_model_looks_by_itself_and_leaves_its_attention
     assert bare.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.slow
 def test_partial_rotary_that_a_model_cuts_out_itself() -> None:
     model, ids = held("phi", partial_rotary_factor=0.5), prompt_ids(50)
     assert model.rotations == ("rope",) * 4 and model.rope(9).cos.shape == (9, 8)
@@ -134,6 +136,7 @@ def test_partial_rotary_that_a_model_cuts_out_itself() -> None:
         packed_layers(lane.build(), model.model, lane.windows(), "auto")
 
 
+@pytest.mark.slow
 def test_the_look_is_taken_once_and_kept(monkeypatch: pytest.MonkeyPatch, home) -> None:
     calls = []
 

@@ -76,6 +76,7 @@ def test_the_language_model_is_read_by_itself(tmp_path, kind: str) -> None:
     assert model.shape.kinds == outline(str(tmp_path / "m")).shape.kinds
 
 
+@pytest.mark.slow
 def test_names_as_they_were_published_before_are_known(tmp_path) -> None:
     """And what the language model lacks, or has too much of, is told."""
     folder = tmp_path / "m"

@@ -64,6 +64,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.few(sample=2)
 @pytest.mark.parametrize("broken", [pytest.param(n, marks=pytest.mark.slow if n == "engages" else ()) for n in BROKEN])
 def test_what_is_broken_is_found_by_its_check(registry, quick, tmp_path, broken):
     load_method_file(written(tmp_path, **BROKEN[broken]))
@@ -72,6 +73,7 @@ def test_what_is_broken_is_found_by_its_check(registry, quick, tmp_path, broken)
     assert all(check.said and "\n" not in check.said for check in failed)
 
 
+@pytest.mark.slow
 def test_a_packed_form_that_reads_something_else_is_found(registry, quick, tmp_path):
     file = tmp_path / "one_bit.py"
     page = example("one_bit.py").replace("Packed.decoded(self, path)", "Packed.decoded(Other(), path)")
@@ -83,6 +85,7 @@ def test_a_packed_form_that_reads_something_else_is_found(registry, quick, tmp_p
     assert [name for name, check in checks.items() if check.outcome == "FAIL"] == ["packed"]
 
 
+@pytest.mark.slow
 def test_what_declares_its_bits_is_not_said_to_be_counted(registry, quick, tmp_path):
     file = tmp_path / "f.py"
     file.write_text("import kvq_core\nkvq_core.from_function(lambda k, v: (k, v), bits=3, name='plain')\n")

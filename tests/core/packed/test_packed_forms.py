@@ -55,6 +55,7 @@ def example():
     return names
 
 
+@pytest.mark.slow
 def test_the_documented_example_is_packed_as_its_lane_is(known):
     method = known(example()["Centred"])
     with paths_taken() as taken:

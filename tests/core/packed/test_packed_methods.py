@@ -162,6 +162,7 @@ def test_what_is_decided_for_one_prompt_is_refused_for_a_batch(case):
         measure(tiny("llama"), lane_of(case), prompt_ids(60), MeasureRequest(new_tokens=3, batch=2))
 
 
+@pytest.mark.slow
 def test_measure_tells_what_lies_in_host_memory_and_which_operations_ran():
     model, ids = tiny("llama"), prompt_ids(60)
     kept = measure(model, lane_of("qaq every step"), ids, MeasureRequest(new_tokens=4))

@@ -54,6 +54,7 @@ def test_only_layers_that_choose_or_are_packed_are_held_so() -> None:
     assert [isinstance(layer, DenseLayer) for layer in layers] == [False, True, False]
 
 
+@pytest.mark.slow
 def test_rows_of_a_batch_drop_tokens_of_their_own() -> None:
     model, lane = tiny("llama"), Lane.model_validate(CASES["fused otherwise"])
     prompts = torch.tensor([prompt_ids(90, seed) for seed in (1, 2)])

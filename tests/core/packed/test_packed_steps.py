@@ -73,6 +73,7 @@ def test_captured_steps_answer_as_generate_does(model, name):
     assert cache.get_seq_length() == 101
 
 
+@pytest.mark.slow
 def test_captured_steps_sample_stop_and_go_on(model):
     given = padded(40)
     sampled = {

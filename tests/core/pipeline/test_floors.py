@@ -114,6 +114,7 @@ def decoded(with_kernel: bool) -> tuple[Decode, list[torch.Tensor]]:
     return decode, logits
 
 
+@pytest.mark.slow
 def test_its_row_is_forced_only_and_leaves_the_others_as_they_are() -> None:
     (alone, without), (decode, logits) = decoded(False), decoded(True)
     assert decode.token_ids == alone.token_ids and len(logits) == len(without)

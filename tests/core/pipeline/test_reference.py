@@ -104,6 +104,7 @@ def test_a_reference_that_is_the_model_itself_changes_the_id_and_no_figure(files
         assert one.record.lanes[at].metrics.near_tie_margin == other.record.lanes[at].metrics.near_tie_margin
 
 
+@pytest.mark.slow
 def test_given_text_is_scored_against_the_reference(files):
     record = finished(spec_of(files, continuation=prompt(2, 10))).record
     assert record.reference.finish == "continuation" and record.lanes[0].metrics.n_scored == 9
@@ -147,6 +148,7 @@ def test_what_does_not_go_together_is_refused_in_a_line(files, changes, said):
         finished(spec_of(files, **changes))
 
 
+@pytest.mark.slow
 def test_no_lane_is_added_to_a_run_that_another_file_is_the_reference_of(files):
     record = finished(spec_of(files)).record
     with pytest.raises(SpecError, match="is scored against the logits of another file, 'whole'"):
@@ -159,6 +161,7 @@ def test_a_public_instance_keeps_no_logits(files, monkeypatch):
         next(against(spec_of(files), None))
 
 
+@pytest.mark.slow
 def test_a_lane_that_reads_the_prompt_through_its_cache_is_scored_at_the_first_token(files):
     lanes = [{**LANES[0], "prefill": "16 raw"}]
     record = finished(spec_of(files, lanes=lanes)).record

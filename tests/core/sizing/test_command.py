@@ -22,6 +22,7 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_a_configuration_is_answered_without_torch(folder: Path) -> None:
     code = (
         "import sys\nfrom kvq_core.cli.main import main\n"

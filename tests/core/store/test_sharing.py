@@ -106,18 +106,18 @@ def test_many_processes_that_start_at_once_agree_on_the_secret(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"", b"ab12", b"x" * 64])
-def test_a_damaged_secret_is_replaced_and_closes_what_is_not_shared(store, monkeypatch, public, caplog, damage):
+def test_a_damaged_secret_is_replaced_and_closes_what_is_not_shared(store, monkeypatch, public, logged, damage):
     monkeypatch.setattr("kvq_core.store.sharing._WAIT_S", 0)
     store.share(IDS[1])
     before = key_of(store, IDS[0])
     store.fs.pipe_file(f"{store.root}/secret", damage)
     assert not may_open(store, IDS[0]) and not may_open(store, IDS[0], before)
     assert may_open(store, IDS[0], key_of(store, IDS[0])) and may_open(store, IDS[1])
-    assert "secret was damaged" in caplog.text
+    assert "secret was damaged" in "".join(logged)
 
 
-def test_a_run_is_shown_where_its_key_cannot_be_had(store, monkeypatch, public, caplog):
+def test_a_run_is_shown_where_its_key_cannot_be_had(store, monkeypatch, public, logged):
     services = Services(store, None, None)
     assert key_for(services, IDS[0]) == key_of(store, IDS[0])
     monkeypatch.setattr(store.fs, "cat_file", lambda path: (_ for _ in ()).throw(OSError("out of reach")))
-    assert key_for(services, IDS[0]) == "" and "no key" in caplog.text
+    assert key_for(services, IDS[0]) == "" and "no key" in "".join(logged)

@@ -102,6 +102,7 @@ def test_a_study_opens_as_it_was_planned_without_its_model(model, store, monkeyp
     assert kept_plan(made.id, store) == opened
 
 
+@pytest.mark.slow
 def test_what_rows_know_is_not_in_the_estimate(model, store):
     """A study goes on from rows alone, as those that ship have them."""
     made = study(parse_study(study_data(model, 2)), store)
@@ -154,6 +155,7 @@ def test_a_damaged_run_is_computed_again(model, store):
     assert again.cells["done"] == 2 and store.load(first.plan.cells[0].id)
 
 
+@pytest.mark.slow
 def test_a_cell_opens_as_a_full_run(model, store):
     result = study(parse_study(study_data(model, 1)), store)
     record = result.open("p0", store=store)
@@ -162,6 +164,7 @@ def test_a_cell_opens_as_a_full_run(model, store):
         result.open("p9", store=store)
 
 
+@pytest.mark.slow
 def test_prompts_over_the_context_are_left_out_and_told(model, store):
     data = study_data(model, 3)
     data["prompts"]["rows"].append({"id": "long", "prompt": prompt(1, 300)})
@@ -176,6 +179,7 @@ def test_prompts_over_the_context_are_left_out_and_told(model, store):
         plan(parse_study(data))
 
 
+@pytest.mark.slow
 def test_prompts_asked_twice_are_one_run_and_two_samples(model, store):
     data = study_data(model, 2)
     data["prompts"]["rows"].append({"id": "again", "prompt": prompt(0)})
@@ -211,6 +215,7 @@ def test_a_model_that_is_not_here_is_said_in_a_line(store, tmp_path):
         study(parse_study(study_data(tmp_path / "nowhere", 2)), store)
 
 
+@pytest.mark.slow
 def test_the_parquet_file_has_a_row_a_lane(model, store, tmp_path):
     import pandas as pd
 
@@ -221,6 +226,7 @@ def test_the_parquet_file_has_a_row_a_lane(model, store, tmp_path):
     assert len(table["kld"][0]) == table["scored"][0] == len(table["structural"][0])
 
 
+@pytest.mark.slow
 def test_followed_tokens_are_those_that_are_scored(model, store):
     """The last of the reference's tokens, as many as are scored: greedily, each is the most probable one."""
     result = study(parse_study(study_data(model, 1)), store)
@@ -255,6 +261,7 @@ def test_an_answer_that_cannot_be_judged_by_is_told_before_anything_is_computed(
         plan(parse_study({**study_data(model, 1), "chat": True, "system": "Be brief.", "prompts": {"rows": rows}}))
 
 
+@pytest.mark.slow
 def test_an_answer_of_one_token_is_judged_though_it_has_no_kld(model, store):
     rows = [{"prompt": prompt(at), "answer": "no such answer", "verifier": "contains"} for at in range(2)]
     data = {**study_data(model, 2), "prompts": {"rows": rows}, "max_new_tokens": 1}

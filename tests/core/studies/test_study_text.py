@@ -44,12 +44,14 @@ def test_pairs_of_several_models_are_named_with_theirs(shipped) -> None:
     assert pair.sentence in describe(one).splitlines()
 
 
+@pytest.mark.slow
 def test_groups_that_have_no_room_are_told(shipped, monkeypatch) -> None:
     monkeypatch.setattr(study_text, "GROUPS", 2)
     groups = {line["group"] for line in shipped.groups}
     assert f"and {len(groups) - 2} more groups: --json has all." in describe(shipped)
 
 
+@pytest.mark.slow
 def test_what_full_precision_gets_right_is_told_with_its_interval_though_it_be_none(shipped, monkeypatch) -> None:
     place = {"model": "M", "label": "KIVI 2", "group": "", "asked": 8}
     some = {"reference": 0.5, "reference_low": 0.215, "reference_high": 0.785, "counted": 4}
@@ -65,6 +67,7 @@ def test_what_full_precision_gets_right_is_told_with_its_interval_though_it_be_n
     assert ["M", "KIVI 2", "- of 0", "-", "0% of 8 (0% to 32%)"] in rows
 
 
+@pytest.mark.slow
 def test_what_is_recalled_and_where_in_the_text_is_told(shipped, monkeypatch) -> None:
     place = {"model": "M", "label": "KIVI 2", "tokens": 7624.4, "asked": 3}
     recalled = [

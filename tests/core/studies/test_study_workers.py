@@ -135,6 +135,7 @@ def test_ctrl_c_leaves_everything_usable_and_the_same_command_goes_on(model, sto
     assert went_on.cells["done"] == 40 and not went_on.failed
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_elsewhere_says_so(model, store):
     cell = plan(parse_study(study_data(model, 1))).cells[0]
     *_, event = compare(cell.spec)

@@ -242,6 +242,7 @@ def test_studies_leave_out_what_was_measured_to_be_too_hard():
     assert "fewer than half" in left_out(DEFAULT_MODEL, "common_words", {})
 
 
+@pytest.mark.slow
 def test_a_suite_that_is_left_out_for_one_model_is_asked_of_the_others(tmp_path, monkeypatch):
     places = [write_model(tmp_path / name, seed) for seed, name in enumerate(("one", "two"))]
     first = identity_of(str(places[0]))["id"]

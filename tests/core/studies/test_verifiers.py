@@ -148,6 +148,7 @@ def test_an_answer_that_judges_nothing_is_refused(verifier: str, answer: Any, wh
         judge(verifier, answer, "text")
 
 
+@pytest.mark.slow
 def test_deep_and_long_texts_are_judged() -> None:
     deep = "[" * 5000
     assert not judge("json", {"a": 1}, deep)

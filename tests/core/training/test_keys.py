@@ -9,6 +9,7 @@ from kvq_core.training.keys import KeyPlan, train_keys
 from tests.support.codebook_samples import QUIET, samples
 
 
+@pytest.mark.slow
 def test_errors_fall_from_stage_to_stage_and_short_codebooks_begin_long_ones(tmp_path):
     data, fresh = samples(800, 1), samples(300, 2)
     make_plan = lambda stages: KeyPlan(4, 4, stages, EmSettings(steps=8), seed=3)  # noqa: E731

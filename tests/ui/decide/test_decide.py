@@ -280,6 +280,7 @@ def test_stages_tell_the_place_in_line_and_what_is_left():
     assert "Runs: 3 of 12 done, at p4" in told and "0:01:05 left" in told and "width:25%" in told
 
 
+@pytest.mark.slow
 def test_files_and_an_unknown_decision(place, monkeypatch):
     whole = kinds()["one"]
     files = {name: make(whole, "https://here/") for name, (_, make) in FILES.items()}

@@ -57,6 +57,7 @@ def test_every_view_of_a_shipped_run_is_small_and_fetches_nothing(run):
         assert json.loads(re.search(r'id="marks">(.*?)</script>', page, re.S)[1])
 
 
+@pytest.mark.slow
 def test_what_a_mark_says_is_what_is_drawn_there():
     record, arrays = make_run(lanes=3)
     figure = VIEWS["rate"].draw(record, arrays)
@@ -224,6 +225,7 @@ def test_the_command_embed_hands_over_to_the_pages_program(capfd):
     assert cli(["embed", SHIPPED[0], "--view", "none"]) == 2 and "choose from" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_card_as_png_has_every_shape_of_the_card():
     record, arrays = make_run(lanes=8)
     image = Image.open(BytesIO(png_card(record, arrays, "https://example.org")))

@@ -57,6 +57,7 @@ def test_words_that_were_not_kept_are_refused_and_the_replay_is_drawn_without_th
     assert 3 not in part_of_page(embed(record, arrays, "replay", at=asked), "reading-data")["steps"]
 
 
+@pytest.mark.slow
 def test_of_many_lanes_the_one_that_is_asked_for_is_among_those_shown():
     record, arrays = make_run(lanes=10)
     last = next(at for at in range(10) if at not in best(record))
@@ -76,6 +77,7 @@ def test_the_menu_of_words_from_memory_alone_has_no_code():
     assert 'data-embed="words"' not in drawn and UNKEPT in drawn and 'data-embed="replay"' in drawn
 
 
+@pytest.mark.slow
 def test_the_command_draws_what_was_looked_at_since_as_the_server_does(tmp_path, monkeypatch, capsys):
     record, arrays = make_run(lanes=2)
     record.spec["capture"] = {"detail": "full"}

@@ -71,6 +71,7 @@ def test_bars_of_bytes_are_the_whole_cache_where_there_are_windows(run) -> None:
     assert drawn == pytest.approx([(stored + 1500) / 1e6, 0.25 * full / 1e6], rel=1e-3, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_bits_are_blank_where_a_window_has_left_tokens_behind(run) -> None:
     record, arrays = run
     tokens = arrays["lane/0/key_bits"].shape[2]

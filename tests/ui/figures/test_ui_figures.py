@@ -134,6 +134,7 @@ def test_markup_in_a_label_reaches_plotly_escaped():
         assert "<b onclick" not in figure.to_json()
 
 
+@pytest.mark.slow
 def test_every_absent_array_has_no_figure_and_every_view_a_sentence(run):
     """A run without captures draws no empty axes: each place says why it is empty."""
     record, _ = run

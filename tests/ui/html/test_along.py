@@ -42,6 +42,7 @@ def test_text_of_prompts_and_models_is_text():
     assert data_of(html)["pieces"][0][0] == "</div><script>alert(1)</script>\ufffd"
 
 
+@pytest.mark.slow
 def test_what_is_sent_stays_small_and_too_long_answers_say_so(monkeypatch):
     record, arrays = make_run(8, scored=500, tokens=900)
     monkeypatch.setattr("ui.html.along.MOST", 8 * 500)

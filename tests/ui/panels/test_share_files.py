@@ -52,12 +52,14 @@ def test_the_report_is_one_file_that_fetches_nothing_and_runs_nothing(evil):
         assert lane.label in seen.text
 
 
+@pytest.mark.slow
 def test_the_report_draws_what_the_run_captured_and_nothing_else(sample_run):
     record, arrays = sample_run()
     seen = harmless(report(record, arrays, "https://x.example/").partition("</style>")[2])
     assert "KLD of every token" in seen.text and "Effective rank" not in seen.text
 
 
+@pytest.mark.slow
 def test_a_failed_lane_is_told_in_report_and_card(evil):
     record = evil[0].model_copy(deep=True)
     record.lanes[1].status, record.lanes[1].error = "failed", "No codebooks."

@@ -103,6 +103,7 @@ def button_of(device, services, monkeypatch):
     return [block.elem_id for block in blocks.blocks.values() if isinstance(block, gr.Button)]
 
 
+@pytest.mark.slow
 def test_the_buttons_are_there_on_gpu_machines_only(services, monkeypatch):
     assert button_of(None, services, monkeypatch) == []
     assert button_of("A100", services, monkeypatch) == ["measure-run", "measure-cancel"]

@@ -103,6 +103,7 @@ def private(file: Path) -> set[str]:
     return {name for name in names if name.startswith("_") and not name.startswith("__")}
 
 
+@pytest.mark.slow
 def test_no_private_name_of_gradio_is_used_beside_the_table():
     known = {path.split(".")[0] for path in HELD} | set(PRIVATE_ARGUMENTS)
     known |= {"_exit", "_get", "_put"}  # os; asyncio.Queue, whose methods ui/server/gradio_answers.py overrides

@@ -79,6 +79,7 @@ def test_a_store_out_of_reach_is_unavailable(patient, monkeypatch):
     assert "password" not in body.decode()
 
 
+@pytest.mark.slow
 def test_a_store_that_hangs_is_unavailable_in_time(patient, monkeypatch):
     woken = threading.Event()
     monkeypatch.setattr("ui.server.health.PATIENCE_S", 0.2)

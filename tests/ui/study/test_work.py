@@ -129,6 +129,7 @@ def test_another_study_of_the_session_replaces_and_a_closed_page_stops_it(place,
     until(lambda: first.over and second.over)
 
 
+@pytest.mark.slow
 def test_cells_that_fail_are_told_and_the_page_says_so(place, planned):
     place.engine.broken = True
     result = watched(begin(place, planned)).standing().result

@@ -42,6 +42,7 @@ def test_the_words_are_taken_with_what_the_token_reads_of_each():
     assert edges[-1] <= len(record.reference.prompt_token_ids) + at.step
 
 
+@pytest.mark.slow
 def test_the_caches_are_taken_as_they_stood_when_the_token_was_chosen():
     record, arrays = SHIPPED
     at = selected()
@@ -53,6 +54,7 @@ def test_the_caches_are_taken_as_they_stood_when_the_token_was_chosen():
     assert {line["y"] for line in found} == {str(at.token)}
 
 
+@pytest.mark.slow
 def test_all_formats_hold_both_and_a_layer_that_was_not_looked_at_has_no_words():
     record, at = SHIPPED[0], selected()
     drawn = compute(*SHIPPED, at)
