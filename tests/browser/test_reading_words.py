@@ -146,6 +146,7 @@ def test_the_score_map_ends_with_the_two_figures_beside_it(quick, open_page):
     assert abs(one - other) < 12
 
 
+@pytest.mark.long("journey", sample=0)
 def test_a_colour_bar_stays_where_the_address_goes_on_and_its_figure_does_not(quick, open_page):
     page = open_page(f"{quick}/?run={RECORD.id}&view=damage&at={LAYER}.{HEAD}.{STEP + 1}&__theme=light", reading=True)
     bar = page.locator("#plot-sinks .cbfill")
@@ -156,7 +157,7 @@ def test_a_colour_bar_stays_where_the_address_goes_on_and_its_figure_does_not(qu
         assert len(drawn.convert("RGB").getcolors(10_000)) > 40
 
 
-@pytest.mark.long("journey", sample=1)
+@pytest.mark.long("journey", sample=0)
 @pytest.mark.parametrize("width", [1280, 390])
 def test_rows_keep_their_height_while_the_answer_is_replayed(quick, open_page, width):
     page = opened(open_page, quick, STEP + 1, width)
