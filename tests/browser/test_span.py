@@ -251,6 +251,7 @@ def test_a_span_is_chosen_by_keyboard_alone_on_a_phone(quick, open_page):
 @pytest.mark.long("journey", sample=0)
 def test_the_worst_tokens_are_walked_by_keys_and_each_says_why(quick, open_page):
     page = opened(open_page, f"{quick}/?run={SHIPPED[0].id}&span=5-60")
+    says(page, 5, 60)
     record, arrays = SHIPPED
     lane = int(page.locator("#worst-lane").input_value())
     kld = arrays[f"lane/{lane}/kld"].numpy()
