@@ -9,7 +9,9 @@ from torch import Tensor
 class Scratch:
     """Memory that is lent again and again under a name.
 
-    Fresh memory of this size would be handed out by the system page by page, in every layer of every step.
+    Fresh memory of this size would be handed out by the system page by page, in every layer of every step: measured 0
+    to 3 % of a run of four lanes over 2,800 tokens, nothing over 550. What it is needed for is engine.tap_feed, whose
+    layers write beside one another into memory that is found again by its name.
     """
 
     def __init__(self) -> None:
