@@ -29,7 +29,7 @@ setup-dev: setup $(VENV)/.installed-dev
 # The model that tests, claims and benchmarks take beside the bundled one: checked and converted, once. Its file is
 # KVQ_SECOND_MODEL=file, else the one in $(KVQ_HOME)/downloads, else it is fetched from the Hub (0.5 GB; 2.5 converted).
 second-model: setup
-	@$(PY) -m kvq_core.models.second
+	@$(PY) -m kvq_core.cli.second_model
 
 # The versions that $(VENV) holds, beside the ranges it was made from. `make lock VENV=build/lock` takes the newest of
 # the ranges, in an environment of its own. Left out: triton, which torch chooses, and the package of the bundled model.
@@ -84,7 +84,7 @@ bench: setup
 
 # The same of the second model, and what its conversion takes.
 bench-second: second-model
-	id=$$($(PY) -m kvq_core.models.second) && $(PY) benchmarks/main_job.py --model $$id && $(PY) benchmarks/methods.py --model $$id && $(PY) benchmarks/prefill.py --model $$id
+	id=$$($(PY) -m kvq_core.cli.second_model) && $(PY) benchmarks/main_job.py --model $$id && $(PY) benchmarks/methods.py --model $$id && $(PY) benchmarks/prefill.py --model $$id
 	$(PY) benchmarks/second_model.py
 	$(PY) benchmarks/inspection.py
 

@@ -45,7 +45,7 @@ def measure(repeats: int) -> dict[str, Any]:
     file = second.local_file() or last(second.download())
     with tempfile.TemporaryDirectory(prefix="kvq-home-") as folder:
         home = Path(folder)
-        seconds, memory = timed(["-m", "kvq_core.models.second"], home, file)
+        seconds, memory = timed(["-m", "kvq_core.cli.second_model"], home, file)
         starts = [timed(["-c", FIRST_TOKEN], home, file)[0] for _ in range(repeats)]
     return {
         "model": TITLE,

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from kvq_core.errors import ModelError, excerpt
-from kvq_core.models import bundled
+from kvq_core.models import bundled, second
 from kvq_core.models.gguf.published import SECOND_MODEL, TITLE
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec
@@ -31,8 +31,6 @@ def available_models() -> list[ModelChoice]:
     An allow-list (KVQ_MODELS) replaces the list. The bundled and the second model are in it only where they are.
     ZeroGPU wants its model on the device before the first call, so there the first one is the only one.
     """
-    from kvq_core.models import second  # also a script, and Python warns where a script is loaded before it runs
-
     found, titles = settings(), dict(KNOWN)
     offered = [ModelChoice(name, titles.get(name, name)) for name in found.models]
     here = {DEFAULT_MODEL: bundled.is_installed, SECOND_MODEL: second.is_converted}

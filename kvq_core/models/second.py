@@ -1,13 +1,12 @@
 """The second model of tests, claims and benchmarks: another family than the bundled one, with biases on its keys.
 
-``python -m kvq_core.models.second`` finds its file or fetches it, checks and converts it, and prints its id.
+``python -m kvq_core.cli.second_model`` finds its file or fetches it, checks and converts it, and prints its id.
 """
 
-import sys
 from collections.abc import Generator
 from pathlib import Path
 
-from kvq_core.errors import KvqError, ModelError
+from kvq_core.errors import ModelError
 from kvq_core.models import identity
 from kvq_core.models.gguf.fetching import FetchedFile, fetched_to
 from kvq_core.models.gguf.folder import ConversionStep, read_converted
@@ -55,6 +54,13 @@ def download() -> FetchedFile:
         ) from None
 
 
+def prepare() -> Generator[ConversionStep, None, None]:
+    """Find or fetch it, check and convert it; raises ModelError where it cannot be had."""
+    if not is_converted():
+        file = local_file() or (yield from download())
+        yield from find(str(file.resolve()), None)
+
+
 def _checked(file: Path) -> Path:
     size = file.stat().st_size
     digest = identity.sha256_of(file) if size == SIZE else None
@@ -62,31 +68,3 @@ def _checked(file: Path) -> Path:
         return file
     found = f"{size:,} bytes, not {SIZE:,}" if digest is None else f"the sha256 {digest}, not {SHA256}"
     raise ModelError(f"{file} is not {NAME} of {REPO}: it has {found}. Put the published file there.")
-
-
-def _steps() -> Generator[ConversionStep, None, None]:
-    if not is_converted():
-        file = local_file() or (yield from download())
-        yield from find(str(file.resolve()), None)
-
-
-def _main() -> None:
-    from tqdm import tqdm
-
-    said = None
-    with tqdm(unit_scale=True, disable=None, leave=False) as bar:
-        for step in _steps():
-            if said != (said := step.said):
-                bar.unit = "B" if step.doing == "downloading" else " weights"
-                bar.reset(step.total)
-                bar.set_description(step.said)
-            bar.n = step.done
-            bar.refresh()
-    print(SECOND_MODEL)
-
-
-if __name__ == "__main__":
-    try:
-        _main()
-    except KvqError as error:
-        sys.exit(str(error))

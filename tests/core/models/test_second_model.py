@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvq_core.cli import second_model as command
 from kvq_core.errors import ModelError
 from kvq_core.models import load, second
 from kvq_core.models.gguf.fetching import FetchedFile
@@ -74,17 +75,17 @@ def test_where_it_cannot_be_had_one_line_says_what_to_do(home: Path, monkeypatch
 
 def test_where_no_terminal_is_the_command_gives_the_id_alone(home: Path, monkeypatch, capsys) -> None:
     steps = [ConversionStep(1, 2, "reading"), ConversionStep(2, 2, "reading"), ConversionStep(4, 4, "converting")]
-    monkeypatch.setattr(second, "_steps", lambda: iter(steps))
+    monkeypatch.setattr(command, "prepare", lambda: iter(steps))
     monkeypatch.setattr("sys.stderr", io.StringIO())
-    second._main()
+    command.main()
     assert capsys.readouterr().out == f"{second.SECOND_MODEL}\n"
 
 
 @pytest.mark.slow
 def test_as_a_command_it_says_one_line(tmp_path) -> None:
     told = {"KVQ_HOME": str(tmp_path), "KVQ_SECOND_MODEL": str(tmp_path / "none.gguf")}
-    command = [sys.executable, "-m", "kvq_core.models.second"]
-    done = subprocess.run(command, env=os.environ | told, capture_output=True, text=True, timeout=120)
+    asked = [sys.executable, "-m", "kvq_core.cli.second_model"]
+    done = subprocess.run(asked, env=os.environ | told, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and done.stdout == ""
     assert re.fullmatch(r"KVQ_SECOND_MODEL = .*none\.gguf is no file.*\n", done.stderr), done.stderr
 

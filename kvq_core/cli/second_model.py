@@ -1,0 +1,24 @@
+"""``python -m kvq_core.cli.second_model``: have the model that tests and benchmarks take beside the bundled one.
+
+Prints its id, which ``--model`` takes.
+"""
+
+import sys
+
+from kvq_core.cli.bar import Bar
+from kvq_core.errors import KvqError
+from kvq_core.models.second import SECOND_MODEL, prepare
+
+
+def main() -> None:
+    try:
+        with Bar(timed=True) as bar:
+            for step in prepare():
+                bar(step.said, step.done, step.total)
+    except KvqError as error:
+        sys.exit(str(error))
+    print(SECOND_MODEL)
+
+
+if __name__ == "__main__":
+    main()
