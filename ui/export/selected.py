@@ -57,7 +57,10 @@ def _channels(kind: str) -> At:
 
 def _spread(what: str) -> At:
     def draw(record: Record, arrays: Arrays, at: Selection) -> go.Figure | None:
-        spread = distributions_at(record, arrays, at.layer)
+        spread, kept = distributions_at(record, arrays, at.layer), record.capture.distribution_layers
+        if spread is None and kept:
+            has = f"run {record.id} has layers {', '.join(map(str, kept))}"
+            raise SpecError(f"layer = {at.layer} is not allowed for the spread of key channels; {has}.")
         return spread and distributions(*spread, at.layer, what)
 
     return draw

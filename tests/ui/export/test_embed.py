@@ -139,6 +139,9 @@ def test_a_place_that_is_none_or_was_not_kept_is_refused_in_a_line():
     record, arrays = make_run(lanes=2)
     with pytest.raises(SpecError, match="layer = 30 is not allowed; run feedfacefeedface has layers 0 to 29"):
         embed(record, arrays, "scores", at={"layer": 30})
+    kept = record.model_copy(update={"capture": record.capture.model_copy(update={"distribution_layers": [0, 5]})})
+    with pytest.raises(SpecError, match=r"layer = 3 is not allowed .*; run \w+ has layers 0, 5\."):
+        embed(kept, arrays, "key-spread", at={"layer": 3})
     with pytest.raises(SpecError, match="nothing for the view attention at layer 3, query head 0, token 4"):
         embed(record, arrays, "attention", at={"layer": 3, "head": 0, "token": 4})
 
