@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.nn.functional import max_pool1d
 
 from kvq_core.engine.tap import StepScores
-from kvq_core.machine.scratch import Scratch
 from kvq_core.methods import ModelShape
 
 STEP_BINS = 64
@@ -74,7 +73,6 @@ class ScoreTap:
         maps = (e.drawn, len(map_layers), len(map_heads), self.step_bins, self.position_bins)
         self.map = torch.zeros(maps)
         self.step = 0
-        self._scratch = Scratch()
         self.quantized: list[tuple[int, int]] = []  # the range of key positions each lane holds quantized in this step
         self._every_head = map_heads == list(range(e.query_heads))
 
@@ -107,9 +105,7 @@ class ScoreTap:
         def keep(where: Tensor, values: Tensor) -> None:
             where[:, layers, :, now] = values.transpose(0, 1).cpu()
 
-        lanes = (own.shape[0], own.shape[1] - 1, *own.shape[2:])
-        delta = torch.sub(own[:, 1:], own[:, :1], out=self._scratch("delta", lanes, own.device))
-        delta, offset = self._centred(delta)
+        delta, offset = self._centred(own[:, 1:] - own[:, :1])
         keep(self.offset, offset)
         drawn = [i for i, layer in enumerate(layers) if layer in self._row_of]
         if drawn and self.map.shape[0]:

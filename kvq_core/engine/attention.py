@@ -22,12 +22,11 @@ class SharedAttention:
     the tails. keys (lanes, kv_heads, head_dim, prefix tokens), values (lanes, kv_heads, prefix tokens, head_dim).
     n: the query heads of a KV head, each with its ``fresh`` tokens, of whose scores the layer makes what ``how`` says.
 
-    After ``compute``: scores, of shape ``every``, and weights, of shape ``attending``: (lanes, kv_heads, slots, n,
-    tokens); and, of the prefix alone, out (lanes, kv_heads, slots, n, head_dim).
+    After ``compute``: scores, of shape ``every``: (lanes, kv_heads, all slots, n, tokens), and weights, of the slots
+    that attend; and, of the prefix alone, out (lanes, kv_heads, slots, n, head_dim).
     """
 
     scores: Tensor
-    weights: Tensor
 
     def __init__(
         self,
@@ -46,12 +45,13 @@ class SharedAttention:
         self._queries, self._tail = queries.transpose(1, 2).flatten(2, 3), tail.transpose(1, 2).flatten(2, 3)
         self.prefix = values.shape[-2]
         tokens = self.prefix + tail.shape[-1]
-        self.every, self.attending = (lanes, heads, every, n, tokens), (lanes, heads, slots, n, tokens)
+        self.every = (lanes, heads, every, n, tokens)
+        self.weights = queries.new_empty(lanes, heads, slots, n, tokens)
         self.out = queries.new_empty(lanes, heads, slots, n, values.shape[-1])
 
-    def compute(self, scores: Tensor, weights: Tensor, cores: int) -> None:
-        """All lanes, divided among ``cores``, into memory for ``scores`` and ``weights``."""
-        self.scores, self.weights = scores, weights
+    def compute(self, scores: Tensor, cores: int) -> None:
+        """All lanes, divided among ``cores``, into memory for ``scores``."""
+        self.scores = scores
         parts = threads.shares(len(scores), cores)
         threads.together([partial(self._compute, part) for part in parts])
 

@@ -161,8 +161,7 @@ class Rows:
             self.log.asked(layer, asked, {row: read for (row, slot), read in hidden.items() if slot == 0})
         slots = places.rows.shape[1]
         step = SharedAttention(by_slot, tails, prefix_keys, prefix_values, slots, hidden, how, fresh)
-        room = self._showing.room(step.every, q.device, shown)
-        step.compute(room, self._showing.lent("weights", step.attending, q.device), self.cores)
+        step.compute(self._showing.room(step.every, q.device, shown), self.cores)
         if self.tap is not None and shown:
             self._showing.show(self.tap, TapEntry(layer, queries[0].float(), hidden, how.sinks), step.every, isolates)
         if self.watched and how.reads is None:

@@ -12,7 +12,6 @@ from kvq_core.engine.attention import Hidden
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.tap import StepScores, Tap
 from kvq_core.machine import threads
-from kvq_core.machine.scratch import Scratch
 
 # Of the scores that are shown to the tap at once: two threads that call small operations in turn wake one another for
 # each of them, and larger memory would not stay in the processor's cache.
@@ -36,10 +35,10 @@ class TapEntry:
 
 @dataclass
 class TapFeed:
-    """Of the layers of each group that are captured; ``lent`` gives the memory for scores that nobody is shown, too."""
+    """Of the layers of each group that are captured."""
 
     groups: list[LayerGroup]
-    lent: Scratch = field(default_factory=Scratch)
+    _beside: Tensor = field(default_factory=lambda: torch.empty(0))  # scores of the layers that are shown together
     _waiting: list[TapEntry] = field(default_factory=list)  # layers whose scores wait to be shown
     _looking: list[Future[None]] = field(default_factory=list)
 
@@ -50,10 +49,12 @@ class TapFeed:
     def room(self, shape: tuple[int, ...], device: torch.device, shown: bool) -> Tensor:
         """Memory for a layer's scores, of one that is ``shown`` beside those of the layers that wait with it."""
         if not shown:
-            return self.lent("scores", shape, device)
-        if not self._waiting and len(self._looking) > 1:
-            self._looking[-2].result()  # the tap is done with what is lent again
-        return self._shown(shape, device)[len(self._waiting)]
+            return torch.empty(shape, device=device)
+        if not self._waiting:
+            if len(self._looking) > 1:
+                self._looking[-2].result()  # no more than two such memories at once
+            self._beside = torch.empty(_at_once(shape), *shape, device=device)
+        return self._beside[len(self._waiting)]
 
     def show(self, tap: Tap, layer: TapEntry, shape: tuple[int, ...], isolates: bool) -> None:
         """Let the tap look at a layer whose scores are in their ``room``, once enough of them wait."""
@@ -61,9 +62,8 @@ class TapFeed:
         if len(self._waiting) < _at_once(shape) and layer.layer not in self._last:
             return
         waiting, self._waiting = self._waiting, []
-        device = layer.queries.device
-        look = _look(tap, waiting, self._shown(shape, device)[: len(waiting)], isolates)
-        if device.type == "cpu":
+        look = _look(tap, waiting, self._beside[: len(waiting)], isolates)
+        if layer.queries.device.type == "cpu":
             self._looking.append(threads.beside(look))
         else:
             look()
@@ -73,10 +73,6 @@ class TapFeed:
         looking, self._looking = self._looking, []
         for look in looking:
             look.result()
-
-    def _shown(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """Memory for the scores of the layers shown at once: one while the tap looks at the other."""
-        return self.lent(f"shown {len(self._looking) % 2}", (_at_once(shape), *shape), device)
 
 
 def _at_once(shape: tuple[int, ...]) -> int:

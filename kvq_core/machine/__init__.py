@@ -1,4 +1,4 @@
-"""What is known of the computer a run is on: files, memory, threads, scratch memory.
+"""What is known of the computer a run is on: files, memory and threads.
 
 Imports errors alone. Start at ``files``: the one way this project writes a file.
 """
