@@ -23,8 +23,9 @@ from kvq_core.engine.script import Script
 from kvq_core.methods import make, methods
 from kvq_core.models import LoadedModel, load
 from kvq_core.pipeline.assemble import assemble
+from kvq_core.pipeline.batch import NOISE_FLOOR
 from kvq_core.pipeline.state import Run
-from kvq_core.record.fields import LaneRecord
+from kvq_core.record.fields import RESULTS_VERSION, LaneRecord
 from kvq_core.spec import DEFAULT_MODEL, MAX_LANES, parse_spec
 
 
@@ -85,6 +86,7 @@ def measure(model: LoadedModel, names: list[str]) -> dict[str, Any]:
             found.setdefault(lane.method, []).append(lane)
     return {
         "model": model.title,
+        "results_version": RESULTS_VERSION,
         "prompt_tokens": chosen.prompt_tokens,
         "later_tokens": chosen.later_tokens,
         "texts": list(chosen.texts),
@@ -100,7 +102,7 @@ def main() -> None:
     args = parser.parse_args()
     model = load(args.model)
     known = json.loads(args.out.read_text()).get(model.id, {}).get("methods", {}) if args.methods else {}
-    result = measure(model, args.methods or [name for name, cls in methods().items() if cls.quantizes])
+    result = measure(model, args.methods or [name for name in methods() if name != NOISE_FLOOR.method])
     result["methods"] = dict(sorted({**known, **result["methods"]}.items()))
     keep(args.out, model.id, result)
     for name, each in result["methods"].items():
