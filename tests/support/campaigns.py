@@ -41,15 +41,13 @@ CAMPAIGNS = {
         "tests/core/studies/test_study_kill.py",
     ),
     "fuzz": ("kvq_core", "ui", "tests/core/test_fuzz.py"),
-    "engine": ("benchmarks/llama_cpp.py", "kvq_core/engine", "kvq_core/methods", "kvq_core/external"),
     "compile": ("kernels/kvq_kernels", "benchmarks/aot", "tests/support/kernel_launches.py", "tests/triton"),
     "interpret": ("kernels/kvq_kernels", "tests/kernels", "tests/triton"),
     "combine": ("kvq_core", "kernels/kvq_kernels", "tests/support", "tests/core"),
     "page": ("app.py", "ui", "kvq_core", "tests/browser"),
     "journey": ("app.py", "ui", "kvq_core", "tests/browser"),
-    "programs": ("kvq_core", "ui", "tests/core", "tests/ui"),
+    "programs": ("benchmarks/llama_cpp.py", "kvq_core", "ui", "tests/core", "tests/ui"),
 }
-NEVER_WHOLE = {"engine", "page"}  # campaigns of which no result has been kept yet
 _SOURCES = {".py", ".js", ".css", ".toml"}
 _TIMES = 100  # as many inputs as a sample has
 
