@@ -13,12 +13,13 @@ from kvq_core.decision.solver import Costs
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.machine.files import keep_memo, read_memo
 from kvq_core.methods import ModelShape
+from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.settings import settings
 from kvq_core.spec import TENSORS, Tensor
 from kvq_core.spec.part import SpecPart
 from kvq_core.studies.intervals import mean_interval
 
-VERSION = 1  # raised whenever a change alters scores
+VERSION = 1  # raised whenever what is kept changes its form
 
 
 class Score(SpecPart):
@@ -96,8 +97,9 @@ def key(format: str, tensor: Tensor, layer: int) -> str:
 
 
 def id_of(model_hash: str, formats: Sequence[str], positions: int) -> str:
-    """Of the scores of a model for formats: whatever the prompts and the budget, so that more prompts add to them."""
-    told = json.dumps([VERSION, model_hash, sorted(formats), positions])
+    """Of the scores of a model for formats, as results are now: whatever the prompts and the budget, so that more
+    prompts add to them."""
+    told = json.dumps([VERSION, RESULTS_VERSION, model_hash, sorted(formats), positions])
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 

@@ -128,6 +128,9 @@ def _lane(candidate: Candidate, tensor: Tensor, layer: int) -> Lane:
 
 
 def check_model(model: LoadedModel, scores: Sensitivity) -> None:
-    """Raises KvqError where scores are of another model than the one that is loaded."""
+    """Raises KvqError where scores are of another model than the loaded one, or of another version of results."""
     if id_of(model.model_hash, scores.formats, scores.positions) != scores.id:
-        raise KvqError(f"Scores {scores.id} are of other weights than those of {model.title} now; score them again.")
+        raise KvqError(
+            f"Scores {scores.id} are of other weights than those of {model.title} now, or of another version of "
+            "results; score them again."
+        )

@@ -13,11 +13,11 @@ from kvq_core.cli.main import main
 from kvq_core.decision import scores as kept
 from kvq_core.decision.layer_plans import FP16, TOKENS, Candidate
 from kvq_core.decision.scores import Sensitivity, key
-from kvq_core.decision.sensitivity import ScoringProgress, answer_of, losses, score_layers
+from kvq_core.decision.sensitivity import ScoringProgress, answer_of, check_model, losses, score_layers
 from kvq_core.decision.solver import free
 from kvq_core.decision.uniform_lanes import deployed_lanes, flags_of
 from kvq_core.decision.verify import MeasuredPolicy, verify
-from kvq_core.errors import SpecError
+from kvq_core.errors import KvqError, SpecError
 from kvq_core.models import LoadedModel
 from kvq_core.spec import Lane
 from kvq_core.studies.intervals import FEWEST
@@ -67,6 +67,18 @@ def test_scores_name_the_layer_that_costs_most_and_are_added_to(model: LoadedMod
     assert worst == ("keys", BAD) and told[worst].kld_low is None
     own = [klds[key(NAME, *worst)] for klds in both.klds.values()]
     assert told[worst].kld_mean == pytest.approx(np.mean(own))
+
+
+@pytest.mark.slow
+def test_scores_of_another_version_of_results_are_not_taken_for_new_ones(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, _ = scored(model)
+    monkeypatch.setattr(kept, "RESULTS_VERSION", 0)
+    with pytest.raises(KvqError, match=f"Scores {old.id} are of other weights .* or of another version of results"):
+        check_model(model, old)
+    new, runs = scored(model)
+    assert runs == 1 and new.id != old.id
 
 
 @pytest.mark.slow
