@@ -31,6 +31,7 @@ from kvq_core.decision.uniform_lanes import DeployedLane, deployed_lanes
 from kvq_core.decision.verify import WIN, VerifiedOffer, verification
 from kvq_core.models import LoadedModel, load
 from kvq_core.models.second import SECOND_MODEL
+from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.spec import DEFAULT_MODEL, MAX_LANES, TENSORS, Lane
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.training.texts import read_texts
@@ -59,7 +60,9 @@ class Case:
     def __init__(self, model: LoadedModel, out: Path, prompts: int = PROMPTS):
         self.model, self.out, self.prompts = model, out, prompts
         held = (figures(out.stem) if out.parent == HERE else None) or {}
-        self.part: dict[str, Any] = held.get(model.id, {"title": model.title, "scoring_cpu_s": [], "unseen": {}})
+        new = {"title": model.title, "results_version": RESULTS_VERSION, "scoring_cpu_s": [], "unseen": {}}
+        found = held.get(model.id, new)
+        self.part: dict[str, Any] = found if found.get("results_version") == RESULTS_VERSION else new
         every = texts(model, 2 * PROMPTS, TOKENS)
         self.scored, self.unseen = every[::2][:prompts], every[1::2][:prompts]
         self.candidates = [Candidate.parse(name) for name in CANDIDATES]

@@ -9,6 +9,7 @@ from benchmarks import by_model, methods
 from benchmarks.by_format import of_family
 from benchmarks.measured import figures, keep, table
 from kvq_core.methods import methods as all_methods
+from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.spec import DEFAULT_MODEL
 from tests.support.sample_record import make_sample
 
@@ -20,6 +21,12 @@ def shown(monkeypatch: pytest.MonkeyPatch, part, **files: object) -> str:
     monkeypatch.setattr(by_model, "figures", lambda name: files.get(name))
     found = part()
     return found if isinstance(found, str) else table("What | Measured | Target", *found)
+
+
+@pytest.mark.parametrize("name", ["methods", "policies"])
+def test_figures_of_methods_are_of_results_as_they_are_now(name: str) -> None:
+    """What a new version of results changes is measured again: benchmarks/methods.py and benchmarks/policies.py."""
+    assert {part["results_version"] for part in figures(name).values()} == {RESULTS_VERSION}
 
 
 def test_measuring_a_model_leaves_what_others_gave(tmp_path) -> None:
