@@ -73,7 +73,7 @@ _TABLE = """
     ui.decide: advice analysis decision errors inspection limits links logs models settings sizing spec studies
         ui.figures ui.html ui.panels ui.service ui.study ui.views
     ui.api: advice analysis claims errors events inspection methods models pipeline presets record sizing spec
-        store studies ui.decide ui.service ui.study
+        store studies ui.decide ui.service ui.study ui.words
     ui.layout: errors ui.api ui.decide ui.figures ui.form ui.html ui.panels ui.server ui.service ui.study
         ui.views
     ui.__init__:

@@ -191,7 +191,7 @@ def _wire_shown(page: Page, services: Services) -> None:
             markup(chip(record), over=True),
             gr.skip(),
             stage_html(over=True),
-            *(there or [answer_html(*drawn), *show_instruments(record, arrays, shown)]),
+            *(there or [answer_html(record, arrays, shown), *show_instruments(record, arrays, shown)]),
             *show_share(record, shown, request, services),
             all_lanes(record, arrays, shown),
             finished_cards(*drawn),
@@ -293,7 +293,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, places: tuple[StudyPlace, DecideP
     brought.then(lambda shown: gr.skip() if shown.get("run") else canvas(10), page.run, page.plotly, **SWIFT)
     arrived = blocks.load(arrive, [page.past.kept, page.draft], outputs, js=VISIT_JS, **SWIFT)
     mark_filled(arrived, "left")
-    mark_filled(wire_visit(places[0], arrived), "study-left")
+    mark_filled(wire_visit(places[0], arrived, page.past.kept), "study-left")
     mark_filled(places[1].wire_visit(arrived), "decide-left")
     blocks.load(None, None, None, js=PAGE_JS)
     blocks.unload(leave)

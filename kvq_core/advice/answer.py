@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from kvq_core.advice.ask import Ask
 from kvq_core.advice.choice import AdvisedChoice, Option, choose
 from kvq_core.advice.evidence import Evidence, evidence
 from kvq_core.advice.report import Advice, LaneCandidate, WeightsFile, Worst
-from kvq_core.advice.sentences import Findings, answer_of, helps_of, reasons_of, untested_of
+from kvq_core.advice.sentences import Findings, answer_of, helps_of, reasons_of, unflagged, untested_of
 from kvq_core.methods.deployments import READ_IN
 from kvq_core.sizing.units import size_text
 from kvq_core.studies.intervals import mean_interval
@@ -53,12 +53,10 @@ def advice_of(study: Study, ask: Ask) -> Advice:
         answer=answer_of(told, kind),
         kind=kind,
         sure=choice.sure,
-        lane=None if shown is None else dict(shown.lane),
-        label=None if shown is None else shown.label,
+        **_lane(shown, len(found.prompts)),
         runner_up=choice.second if shown is not None else None,
         runner_up_lane=None if second is None else dict(second.lane),
         separates=_separates(study, choice, found) if shown is not None else None,
-        flags=None if shown is None else shown.flags,
         agreement=choice.agreement,
         reasons=tuple(reasons_of(told, kind)),
         front=tuple(candidates),
@@ -79,6 +77,19 @@ def advice_of(study: Study, ask: Ask) -> Advice:
         plain_bytes=study.fp16.nbytes,
         plain_fits=study.fp16.fits,
     )
+
+
+def _lane(shown: Option | None, prompts: int) -> dict[str, Any]:
+    """The answer's lane, and its flags or why it has none."""
+    if shown is None:
+        return dict.fromkeys(("lane", "label", "flags", "unflagged"))
+    why = unflagged(shown, prompts)
+    return {
+        "lane": dict(shown.lane),
+        "label": shown.label,
+        "flags": None if why else shown.flags,
+        "unflagged": why,
+    }
 
 
 def _kind(found: Evidence, choice: AdvisedChoice) -> str:
@@ -117,7 +128,7 @@ def _candidates(found: Evidence, options: Sequence[Option]) -> list[LaneCandidat
                 holds=label in holding,
                 front=done and not beaten,
                 policy=option.policy,
-                flags=option.flags,
+                flags=option.flags if found.recommends else None,
                 why_not=_why_not(option, found, label in holding),
             )
         )

@@ -18,7 +18,8 @@ class Option:
     """A lane as it would be deployed. ``nbytes``: of its cache for all sequences; ``reserved``: whether these are what
     the engine sets aside, else what the tensors take; ``fits``: None where no room was given, or the weights are not
     known; ``flags``: the command of the engine named, of the first that has it where none is; ``refused``: why the
-    engine named cannot have it. ``policy``: whether layers differ in it."""
+    engine named cannot have it; ``unread``: that it read its prompts otherwise than its engine does, which leaves it
+    without flags. ``policy``: whether layers differ in it."""
 
     label: str
     lane: dict[str, object]
@@ -27,6 +28,7 @@ class Option:
     fits: bool | None = None
     flags: str | None = None
     refused: str | None = None
+    unread: str | None = None
     policy: bool = False
 
 

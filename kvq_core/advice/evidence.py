@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvq_core.advice.ask import Tolerance
+from kvq_core.analysis.choice import RECOMMENDED_FROM
 from kvq_core.analysis.verdict import P99_FROM
 from kvq_core.errors import SpecError
 from kvq_core.studies.intervals import FEWEST, mean_interval, share_interval
@@ -38,6 +39,11 @@ class Evidence:
     def enough(self) -> bool:
         """Whether there are as many prompts as intervals need."""
         return len(self.prompts) >= FEWEST
+
+    @property
+    def recommends(self) -> bool:
+        """Whether there are as many prompts as it takes to say what to use."""
+        return len(self.prompts) >= RECOMMENDED_FROM
 
     def holds(self, weights: Array) -> Array:
         """(draws, lanes): whether each lane holds on prompts that are counted ``weights`` (draws, prompts) times."""

@@ -34,7 +34,8 @@ class FitPlace:
         taken = cost.of(self.ask.context, self.ask.batch)
         option = Option(lane.label, lane_data(lane), *taken, fits=self._fits(taken.nbytes, cost))
         flags, refused = self._flags(lane)
-        return replace(option, flags=flags, refused=refused)
+        unread = _unread(lane) if flags else None
+        return replace(option, flags=None if unread else flags, refused=refused, unread=unread)
 
     def longest(self, lane: Lane) -> int:
         """The longest context, in tokens, at which a lane fits; 0 where none does."""
@@ -77,6 +78,17 @@ class FitPlace:
         found = next((way.how for way in ways if way.tool == self.ask.engine), None)
         why = next((each.reason for each in refusals if each.engine == self.ask.engine), "it has no such format")
         return found, None if found else f"{self.ask.engine} cannot have it: {why}"
+
+
+def _unread(lane: Lane) -> str | None:
+    """That a lane read its prompts in full precision where its engine reads them through the cache; None where it read
+    them as that engine does, or says itself in which chunks."""
+    if lane.prefill != "full":
+        return None
+    served = lane.model_copy(update={"prefill": "deployed"}).chunks
+    if served is None:
+        return None
+    return f"{lane.label} as a server reads prompts, {served.chunk:,} tokens at a time: the study read them whole"
 
 
 def lane_data(lane: Lane) -> dict[str, object]:

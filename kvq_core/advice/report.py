@@ -48,7 +48,8 @@ class Advice(SpecPart):
     cannot be told from another; none will do; or there are too few prompts. ``lane``: the recommended one as a lane has
     it, None where there is none; ``separates``: what it has over ``runner_up``, whose lane is ``runner_up_lane``;
     ``agreement``: the share of resamples of the prompts with the same recommendation; ``flags`` of the ``engine``, in
-    the ``version`` that was read; ``helps``: what would change the answer; ``untested``: what nothing here says."""
+    the ``version`` that was read, or ``unflagged``, why the lane has none; ``helps``: what would change the answer;
+    ``untested``: what nothing here says."""
 
     answer: str
     kind: str
@@ -59,6 +60,7 @@ class Advice(SpecPart):
     runner_up_lane: dict[str, Any] | None = None
     separates: str | None
     flags: str | None
+    unflagged: str | None = None
     agreement: float | None
     reasons: tuple[str, ...]
     front: tuple[LaneCandidate, ...]

@@ -10,12 +10,11 @@ from kvq_core.advice.ask import Ask
 from kvq_core.advice.choice import AdvisedChoice, Option
 from kvq_core.advice.evidence import Evidence
 from kvq_core.advice.report import WeightsFile
+from kvq_core.analysis.choice import RECOMMENDED_FROM
 from kvq_core.analysis.verdict import TIERS
 from kvq_core.sizing.reserve import allowance
 from kvq_core.sizing.units import size_text
 from kvq_core.studies.intervals import FEWEST, mean_interval
-
-ADVISED = 12  # prompts that are advised where there are too few
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,9 @@ def answer_of(told: Findings, kind: str) -> str:
     if kind == "none":
         return f"None of these: {_none(told)}."
     if kind == "one":
-        return f"{best}: {_cost(told, told.option(best))}, within {told.ask.tolerance.words}; {_agree(choice)}."
+        said = f"{best}: {_cost(told, told.option(best))}, within {told.ask.tolerance.words}"
+        on = "" if told.found.recommends else f" on {len(told.found.prompts)} prompts, too few to say what to use"
+        return f"{said}{on}; {_agree(choice)}."
     more = f": {choice.more:,} more prompts would" if choice.more else ", and no number of prompts anybody asks would"
     asked = (
         f"{best} from {rival}" if best and rival else f"whether {best or rival} is within {told.ask.tolerance.words}"
@@ -140,7 +141,10 @@ def reasons_of(told: Findings, kind: str) -> Iterator[str]:
 def helps_of(told: Findings, kind: str, nearest_context: int | None) -> Iterator[str]:
     """What would change the answer."""
     if kind == "few":
-        yield f"Run the study on {FEWEST} prompts or more; {ADVISED} give intervals that are of use."
+        yield f"Run the study on {FEWEST} prompts or more; from {RECOMMENDED_FROM} on it says what to use."
+    elif not told.found.recommends:
+        missing = RECOMMENDED_FROM - len(told.found.prompts)
+        yield f"Add {missing} prompts to the study: flags come from {RECOMMENDED_FROM} on."
     if kind == "unsure" and told.choice.more:
         yield f"Add {told.choice.more:,} prompts to the study; what was run is not run again."
     if kind not in ("none", "few") and told.choice.best is not None:
@@ -179,6 +183,17 @@ def untested_of(told: Findings) -> Iterator[str]:
         yield f"What {ask.engine} reserves beyond tensors, for the lanes where that is not known."
     if told.weights.chosen:
         yield "What the file of the weights loses itself: loss is that of the cache alone."
+
+
+def unflagged(option: Option, prompts: int) -> str | None:
+    """Why the answer's lane has no flags to type; None where it has."""
+    if option.unread:
+        return f"Not tested: {option.unread}; its flags stand here after a study with prefill = deployed."
+    if option.flags is None:
+        return "No released engine is known to store a cache so; its lane is in the JSON."
+    if prompts < RECOMMENDED_FROM:
+        return f"Flags come from {RECOMMENDED_FROM} prompts on; this answer is of {prompts}."
+    return None
 
 
 def whole_percent(share: float) -> str:

@@ -8,6 +8,7 @@ from kvq_core.analysis.verdict import TIERS, verdict
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 
+RECOMMENDED_FROM = 12  # prompts from which a study may say what to use; one says what broke
 PLANNED_TOKENS, PLANNED_BATCH = 32_768, 8  # what memory is planned for, until somebody says otherwise
 
 
@@ -68,4 +69,4 @@ def planned_bytes(record: Record, index: int) -> tuple[float, float] | None:
 def _ratio(record: Record, index: int) -> float:
     memory = record.lanes[index].memory
     assert memory is not None
-    return memory.kv_ratio
+    return memory.held_ratio

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from kvq_core.analysis.plans import lane_of, shape_of
 from kvq_core.methods import Method, ModelShape
-from kvq_core.record.fields import FULL_PRECISION, Memory, Record, RuleMemory
+from kvq_core.record.fields import Record
+from kvq_core.record.memory import FULL_PRECISION, Memory, RuleMemory
 from kvq_core.spec import TENSORS, Assignment, Lane, Tensor
 
 FP16 = 16.0

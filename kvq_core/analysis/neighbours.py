@@ -137,7 +137,7 @@ def _size_and_kld(lane: LaneRecord) -> tuple[float, float]:
     m, memory = lane.metrics, lane.memory
     if lane.status == "failed" or memory is None or m is None or m.kld_mean is None:
         return float("inf"), float("inf")
-    return memory.kv_ratio, m.kld_mean
+    return memory.held_ratio, m.kld_mean
 
 
 def _held(record: Record, lane: Lane) -> bool:

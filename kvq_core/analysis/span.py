@@ -8,15 +8,12 @@ import numpy as np
 
 from kvq_core.analysis.scored import At
 from kvq_core.record.arrays import Arrays
-from kvq_core.record.fields import Memory
-
-BESIDE = "host_copy"  # a part kept elsewhere to requantize from: nothing of what is stored
+from kvq_core.record.memory import Memory
 
 
 def fp16_token_bytes(memory: Memory) -> float:
     """Bytes of one token in an fp16 cache of the layers that the lane could quantize."""
-    stored = sum(size for name, size in memory.bytes_by_part.items() if name != BESIDE)
-    return stored / memory.kv_ratio / memory.tokens if memory.kv_ratio and memory.tokens else 0.0
+    return memory.stored_bytes / memory.kv_ratio / memory.tokens if memory.kv_ratio and memory.tokens else 0.0
 
 
 def token_bits(arrays: Arrays, at: At, kind: str) -> np.ndarray:

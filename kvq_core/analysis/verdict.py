@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kvq_core.analysis.floors import floor_title, floors, lane_of, larger
+from kvq_core.analysis.free_text import GRAM, PLACES, TIMES, FreeText, free_text
 from kvq_core.analysis.scored import CONFIDENCE, At, pooled, tail
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Metrics, Record
@@ -40,7 +41,9 @@ MOST_MORE = 10_000  # positions; where more are needed, the mean lies on the thr
 EXPLAINED = (
     "{}; {}: beyond. KLD decides by its {:g} % bootstrap interval over the scored positions; where a threshold lies in "
     "it, more of them are needed. Flips that are no near ties lower a tier only where the lower end of their {:g} % "
-    "Wilson interval is above the threshold; p99 counts from {} positions on. No verdict under {} scored positions."
+    "Wilson interval is above the threshold; p99 counts from {} positions on. No verdict under {} scored positions. A "
+    "lane is not {} whose own text repeats itself where the reference's does not: {} or more of its tokens end a run "
+    "of {} that stands there for the {}rd time or a later one."
 ).format(
     "; ".join(
         f"{t.word}: mean KLD ≤ {t.kld:g} nats, flips ≤ {100 * t.flips:g} %, p99 ≤ {t.p99:g} nats" for t in TIERS[:-1]
@@ -50,6 +53,10 @@ EXPLAINED = (
     100 * CONFIDENCE,
     P99_FROM,
     MIN_SCORED,
+    TIERS[0].word,
+    PLACES,
+    GRAM,
+    TIMES,
 )
 
 
@@ -69,6 +76,8 @@ def verdict(record: Record, arrays: Arrays, at: At) -> Verdict:
     m = lane.metrics
     found = verdict_on(lane, m or Metrics(n_scored=0), kld, _beside(record, arrays))
     judges = m is not None and lane.status != "failed" and found.word not in UNJUDGED
+    if judges and isinstance(at, int):
+        found = _lowered_by_text(found, free_text(record, at))
     return _beside_kernel(found, record, kld) if judges and at != "kernel" else found
 
 
@@ -103,10 +112,30 @@ def _tiered(m: Metrics, kld: np.ndarray, beside: str) -> Verdict:
     if above != below:
         named = [TIERS[at].word for at in (above, below)]
         said = f"Cannot tell {' from '.join(named)}: score {_more(kld, low, high, above, below)} more."
-        return Verdict((" or " if below == above + 1 else " to ").join(named), "quiet", f"{said} {why}", said)
+        return Verdict(_range_word(above, below), "quiet", f"{said} {why}", said)
     could = "would" if worst < lowest else "could"
     said = f"By KLD it {could} be {TIERS[best].word}, but {cause}." if best < lowest else ""
     return Verdict(TIERS[below].word, TIERS[below].tone, why, said)
+
+
+def _range_word(above: int, below: int) -> str:
+    """The word of a verdict that may be of several tiers."""
+    joined = " or " if below == above + 1 else " to "
+    return joined.join(TIERS[at].word for at in dict.fromkeys((above, below)))
+
+
+def _lowered_by_text(found: Verdict, text: FreeText) -> Verdict:
+    """A verdict that leaves the first tier open, without it where the lane's own text repeats itself."""
+    named = [at for at, tier in enumerate(TIERS) if tier.word in found.word.split()]
+    if text.repeats_from is None or named[0] > 0:
+        return found
+    tone = "quiet" if named[-1] > 1 else TIERS[1].tone
+    by_numbers = "would" if named == [0] else "could"
+    said = (
+        f"By its numbers it {by_numbers} be {TIERS[0].word}, but its own text repeats “{text.repeated.strip()}” from "
+        f"token {text.repeats_from} on."
+    )
+    return Verdict(_range_word(1, max(1, named[-1])), tone, f"{said} {found.why}", said)
 
 
 def point_tier(scored: int, kld: float, p99: float, flips: int) -> Tier | None:

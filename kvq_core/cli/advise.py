@@ -98,7 +98,7 @@ def _described(decision: "Decision", id: str | None, page: str) -> str:
     from kvq_core.advice.markdown import HEADER, address, cells, sections
 
     found = decision.advice
-    parts = [[found.answer], [found.flags or ""], [*found.reasons, found.separates or ""]]
+    parts = [[found.answer], [found.flags or found.unflagged or ""], [*found.reasons, found.separates or ""]]
     parts.append([f"warning: {each}" for each in found.warnings])
     parts += [[*found.helps], columns([HEADER, *map(cells, found.front)])]
     parts += [[title, *columns([head, *rows])] for title, head, rows in sections(decision.grounds)]

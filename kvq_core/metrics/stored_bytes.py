@@ -5,7 +5,7 @@ from dataclasses import replace
 from kvq_core.engine.cache import KINDS, LaneCache, Part
 from kvq_core.methods import ModelShape
 from kvq_core.methods.eviction import Evicting
-from kvq_core.record.fields import FULL_PRECISION, Memory, RuleMemory
+from kvq_core.record.memory import FULL_PRECISION, HOST_COPY, Memory, RuleMemory
 
 FP16 = 2  # bytes
 
@@ -18,7 +18,7 @@ def measure(cache: LaneCache, shape: ModelShape) -> Memory:
     parts = _by_name(own)
     stored = sum(parts.values())
     if host := sum(part.stream.host_bytes for part in own):
-        parts["host_copy"] = host  # in host memory, beside the cache: in no bits and no ratio
+        parts[HOST_COPY] = host  # in host memory, beside the cache: in no bits and no ratio
     tokens = max(part.stream.tokens for part in cache.parts)
     elements = {
         kind: tokens * sum(_elements(part, cache, shape) for part in own if part.kind == kind) for kind in KINDS
@@ -117,14 +117,11 @@ def _by_name(parts: list[Part]) -> dict[str, int]:
 
 def host_note(memory: Memory) -> str | None:
     """The size of a cache with the copy its method keeps in host memory, beside the size without it."""
-    host = memory.bytes_by_part.get("host_copy", 0)
-    if not host:
+    if not memory.host_bytes:
         return None
-    stored = sum(memory.bytes_by_part.values()) - host
-    full = stored / memory.kv_ratio
     return (
-        f"the host copy takes {host / 1e6:.3g} MB more: {(stored + host) / full:.1%} of the fp16 cache with it, "
-        f"{memory.kv_ratio:.1%} without"
+        f"the host copy takes {memory.host_bytes / 1e6:.3g} MB more: {memory.held_ratio:.1%} of the fp16 cache with "
+        f"it, {memory.kv_ratio:.1%} without"
     )
 
 

@@ -9,12 +9,12 @@ from typing import Any, Literal
 from pydantic import PrivateAttr
 
 from kvq_core.record.environment import Environment
+from kvq_core.record.memory import Memory
 from kvq_core.record.prompt_fields import PromptMetrics, RecordPart, TurnMetrics
 
 SCHEMA_VERSION = 7  # of record and manifest; raised when a field changes, with a step in migrate.py
 RESULTS_VERSION = 8  # raised whenever a change alters results, so that stored runs are not taken for new ones
 DRAFT_TOKENS = 4  # of Metrics.tokens_a_step
-FULL_PRECISION = ("sinks", "window", "untouched")  # parts of a cache that hold tokens as they are, in fp16
 
 
 # Runs of results version 5 and older have ``spectra/key_pre`` and so on in place of ``centred/key_pre``, and a lane's
@@ -74,37 +74,6 @@ class Metrics(RecordPart):
     tokens_quantized: int = 0
     prompt: PromptMetrics | None = None  # None: the prompt was read in full precision
     turns: list[TurnMetrics] = []  # of a conversation all of whose answers are scored, the generated one last
-
-
-class RuleMemory(RecordPart):
-    """What one of a lane's several rules stores: as in Memory, of the layers and tensors it is for."""
-
-    key_bits_quantized: float | None
-    value_bits_quantized: float | None
-    bytes_by_part: dict[str, int]
-
-
-class Memory(RecordPart):
-    """Stored bytes of the lane's cache at the end of the forced row, counted from the tensors held."""
-
-    key_bits: float
-    value_bits: float
-    key_bits_quantized: float | None
-    value_bits_quantized: float | None
-    bytes_by_part: dict[str, int]
-    shared_bytes: int  # model-wide tensors such as codebooks: beside the cache, in no ratio
-    encoder_bytes: int  # state only the encoder reads (SQuat's update matrices): beside the cache, in no ratio
-    kv_ratio: float  # stored bytes over those of the fp16 cache of the layers that the lane could quantize
-    window_bytes: int = 0  # of layers with a window, left alone: keys and values of the window in fp16
-    state_bytes: int = 0  # of layers without keys: states in fp16
-    whole_ratio: float | None = None  # with windows and states, over all that the model keeps; None: there are none
-    tokens: int
-    by_rule: list[RuleMemory] = []  # in the rules' order where a lane has several; tensors in no rule are in none
-
-    @property
-    def declared(self) -> bool:
-        """Whether bits of any tensor are what a method's author declares, not counted from what it holds."""
-        return any(name.endswith("_declared") for name in self.bytes_by_part)
 
 
 class Timing(RecordPart):

@@ -84,7 +84,7 @@ def _cost(lane: LaneRecord) -> tuple[float, float]:
     if lane.memory is None or lane.metrics is None or lane.metrics.kld_mean is None:
         return math.inf, math.inf
     kld = lane.metrics.kld_mean
-    return lane.memory.kv_ratio, math.inf if math.isnan(kld) else kld
+    return lane.memory.held_ratio, math.inf if math.isnan(kld) else kld
 
 
 def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:

@@ -3,16 +3,8 @@
 import torch
 
 from kvq_core.record.environment import Environment
-from kvq_core.record.fields import (
-    CaptureInfo,
-    LaneRecord,
-    Memory,
-    Metrics,
-    Record,
-    Reference,
-    RuleRecord,
-    RunTiming,
-)
+from kvq_core.record.fields import CaptureInfo, LaneRecord, Metrics, Record, Reference, RuleRecord, RunTiming
+from kvq_core.record.memory import Memory
 
 
 def make_sample(

@@ -8,7 +8,6 @@ from kvq_core.record.fields import (
     CaptureInfo,
     Interval,
     LaneRecord,
-    Memory,
     Metrics,
     Record,
     Reference,
@@ -16,6 +15,7 @@ from kvq_core.record.fields import (
     RunTiming,
     Timing,
 )
+from kvq_core.record.memory import Memory
 from kvq_core.spec import parse_spec
 
 LAYERS, HEADS, QUERY_HEADS, DIM = 30, 3, 9, 64

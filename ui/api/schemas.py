@@ -108,6 +108,7 @@ class Result(TypedDict):
     run: str
     key: str
     link: str
+    answer: str  # of all lanes in one sentence; of one prompt, so it recommends nothing
     model: str
     prompt_tokens: int
     reference: str

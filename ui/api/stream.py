@@ -20,6 +20,7 @@ from ui.service.address import link
 from ui.service.jobs import Job, follow
 from ui.service.line import LinePlace
 from ui.service.services import Services, visitor
+from ui.words.answer import answer_line
 
 
 def run_progress(
@@ -114,6 +115,7 @@ def _result(event: Finished, services: Services, request: gr.Request) -> Result:
         run=record.id,
         key=key_for(services, record.id),
         link=link(record.id, request),
+        answer=answer_line(record, event.arrays),
         model=record.environment.model,
         prompt_tokens=len(record.reference.prompt_token_ids),
         reference=record.reference.text,

@@ -90,9 +90,7 @@ def _where(found: Advice) -> str:
 
 
 def _no_flags(found: Advice) -> str:
-    if found.flags or found.label is None:
-        return ""
-    return '<p class="muted">No released engine is known to store a cache so; its lane is in the JSON below.</p>'
+    return f'<p class="muted">{prose(found.unflagged)}</p>' if found.unflagged else ""
 
 
 def _list(title: str, lines: Sequence[str], numbered: bool = False) -> str:

@@ -7,9 +7,9 @@ from kvq_core.advice.answering import one_model
 from kvq_core.advice.decision import DecisionRequest
 from kvq_core.advice.forecast import DecisionForecast, forecast
 from kvq_core.advice.policy import ScoringBudget
+from kvq_core.analysis.choice import RECOMMENDED_FROM
 from kvq_core.errors import LimitError, SpecError, StoreError
 from kvq_core.studies.example import adopt, packaged_ids
-from kvq_core.studies.intervals import FEWEST
 from kvq_core.studies.result import StudyResult
 from kvq_core.studies.spec import StudySpec
 from ui.decide.asked import STUDY, DecideForm, demand_lanes, new_study, scoring_budget
@@ -86,8 +86,8 @@ def _quoted(told: StudyQuote, model: str, asked: DecisionRequest, layers: bool, 
     allowed: ScoringBudget | None = scoring_budget() if layers else None
     question = Question(told.plan, model, asked, scoring=allowed, cost=told.cost)
     said = []
-    if (count := len(told.plan.prompts)) < FEWEST:
-        said.append(f"{plural(count, 'prompt')}: no lane will be recommended; that takes {FEWEST} or more.")
+    if (count := len(told.plan.prompts)) < RECOMMENDED_FROM:
+        said.append(f"{plural(count, 'prompt')}: no flags will be given; that takes {RECOMMENDED_FROM} or more.")
     if told.plan.left_out:
         said.append(f"Left out: {told.plan.left_out[0].why}")
     if layers and allowed is None:

@@ -9,7 +9,7 @@ from ui.html.escape import safe, shorten
 from ui.html.numbers import ABSENT, both_bits, percent, plural, significant
 from ui.html.tokens import TOKENS, font
 from ui.html.verdict import verdict
-from ui.words.answer import answer
+from ui.words.answer import answer_line
 
 WIDTH, HEIGHT = 1200, 630
 INK, MUTE, LINE, GROUND = (TOKENS.light[name] for name in ("ink", "mute", "line", "card"))
@@ -24,13 +24,6 @@ EXPLAINED = (
 def title(record: Record) -> str:
     """What was compared, in a line."""
     return f"{record.environment.model_title}: {plural(len(record.lanes), 'quantized KV cache')} against full precision"
-
-
-def answer_line(record: Record, arrays: Arrays) -> str:
-    """The run's answer in one sentence."""
-    found = answer(record, arrays)
-    named = "" if found.lane is None else f"{record.lanes[found.lane].label} "
-    return named + found.sentence
 
 
 def scoring_line(record: Record) -> str:

@@ -19,7 +19,7 @@ from ui.export.svg import svg
 from ui.export.views import VIEWS, caption
 from ui.html.escape import safe
 from ui.html.scripts import FRAME_JS
-from ui.words import overall
+from ui.words.answer import answer_line
 
 MOST_BYTES = 400_000
 NAMES = (*VIEWS, *SELECTED, *FRAMED)
@@ -62,7 +62,7 @@ def _figure(record: Record, arrays: Arrays, view: str, at: Asked) -> tuple[str, 
 def _document(record: Record, arrays: Arrays, view: str, link: str, body: str, script: str, sheet: str = "") -> str:
     seal = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     source = f'<a href="{safe(link)}" target="_blank" rel="noopener">{safe(title(record))}</a>'
-    answer = safe(overall(record, arrays))
+    answer = safe(answer_line(record, arrays))
     return (
         _BEGIN
         + "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "

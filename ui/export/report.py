@@ -17,7 +17,7 @@ from ui.html.pieces import spans_of
 from ui.html.tables import COLUMNS, perplexity_rows, scorecard
 from ui.html.theme import properties, shades
 from ui.html.verdict import EXPLAINED, near_ties, remarks, verdict
-from ui.words import overall
+from ui.words.answer import answer_line
 
 NUMBERS = (
     "Every lane decodes twice: forced along the reference's tokens, from which all distances come, and free, which is "
@@ -69,7 +69,7 @@ def _head(record: Record, arrays: Arrays, link: str) -> str:
     prompt = record.question
     found = f'<p><a href="{safe(link)}">{safe(link)}</a></p>' if link else ""
     return (
-        f"<section><h1>{safe(title(record))}</h1><p>{safe(overall(record, arrays))}</p>"
+        f"<section><h1>{safe(title(record))}</h1><p>{safe(answer_line(record, arrays))}</p>"
         f'<p class="mute">{safe(" · ".join(facts))}</p>{found}</section>'
         f"<section><h2>Prompt</h2><pre>{safe(prompt)}</pre></section>"
     )

@@ -7,7 +7,8 @@ import plotly.graph_objects as go
 
 from kvq_core.analysis.plans import shape_of
 from kvq_core.record.arrays import Arrays
-from kvq_core.record.fields import FULL_PRECISION, Memory, Record
+from kvq_core.record.fields import Record
+from kvq_core.record.memory import FULL_PRECISION, Memory
 from ui.figures.base import (
     bars_of,
     canvas,
@@ -34,9 +35,6 @@ GROUPS = (
     ("scales, zeros, other metadata", 0.6, ()),
     ("full precision", 0.25, FULL_PRECISION),
 )
-
-
-BESIDE = "host_copy"  # kept elsewhere to requantize from: not part of what is stored
 
 
 def bit_map(record: Record, arrays: Arrays, kind: Literal["key", "value"], axis: Axis, token: int) -> go.Figure | None:
@@ -195,7 +193,7 @@ def _as_they_are(memory: Memory) -> int:
 def _needed(record: Record, memory: Memory) -> float:
     """The share of what a lane stores that a cache needs, which drops what a window has left behind; 1 without
     windows."""
-    stored = sum(size for name, size in memory.bytes_by_part.items() if name != BESIDE)
+    stored = memory.stored_bytes
     if memory.whole_ratio is None or not stored:
         return 1.0
     return (memory.whole_ratio * _fp16_bytes(record, memory) - _as_they_are(memory)) / stored
@@ -205,5 +203,4 @@ def _fp16_bytes(record: Record, memory: Memory) -> float:
     """Of all that the model keeps of the tokens."""
     if memory.whole_ratio is not None:
         return shape_of(record).fp16_bytes(memory.tokens)
-    stored = sum(size for name, size in memory.bytes_by_part.items() if name != BESIDE)
-    return stored / memory.kv_ratio if memory.kv_ratio else 0.0
+    return memory.stored_bytes / memory.kv_ratio if memory.kv_ratio else 0.0

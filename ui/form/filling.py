@@ -10,7 +10,7 @@ from kvq_core.links import decode
 from kvq_core.models import with_model
 from kvq_core.presets import preset, presets
 from kvq_core.record.fields import RESULTS_VERSION, Record
-from kvq_core.spec import ComparisonSpec, parse_spec
+from kvq_core.spec import ComparisonSpec, parse_lane, parse_spec
 from ui.form.lanes_panel import LanesPanel, redraw_lanes
 from ui.form.setup_panel import Setup, question_html
 from ui.form.values import from_comparison
@@ -21,7 +21,9 @@ from ui.service.services import Services
 NEXT_FOR_A_LINK = "Check that the link is complete, pick one of your own runs, or set up the comparison and press Run."
 WAITS = "The form is filled and nothing was computed: press Run."
 AGAIN = "Press Run for today's figures, under a new link."
+CHECK = "check"  # in an address, beside ``study``: the run whose lanes are checked on many prompts
 REFUSED = {
+    CHECK: "This link names no run to check",
     "run": "This link opens no run",
     "vs": "This link opens no run",
     "c": "This link holds no comparison",
@@ -68,6 +70,8 @@ def open_page(
     try:
         if "run" in asked_for or "vs" in asked_for:
             return _run(asked_for, services, kept)
+        if CHECK in asked_for:
+            return None, "", fill_form(as_deployed(open_run(services, asked_for[CHECK], kept)[0]))
         if "c" in asked_for:
             return None, line("Comparison from a link", "done", detail=WAITS), fill_form(decode(asked_for["c"]))
         return None, "", from_preset(asked_for.get("preset", default))
@@ -83,6 +87,21 @@ def _run(asked_for: dict[str, str], services: Services, kept: Any) -> tuple[dict
     shown = {"run": record.id, "ticket": "link", **looked_at(asked_for)}
     shown |= {"vs": asked_for["vs"]} if "vs" in asked_for else {}
     return shown, stored_line(record), form_of(record.spec)
+
+
+def as_deployed(record: Record) -> ComparisonSpec:
+    """The comparison of a run with each lane's prompt read as its engine reads one, where it has one engine. Raises
+    SpecError for a run of another version whose comparison is none today."""
+    return parse_spec({**record.spec, "lanes": [_lane_as_deployed(lane) for lane in record.spec["lanes"]]})
+
+
+def _lane_as_deployed(lane: dict[str, Any]) -> dict[str, Any]:
+    deployed = {**lane, "prefill": "deployed"}
+    try:
+        parse_lane(deployed, "lane")
+    except KvqError:  # its rules are of several engines, or read no prompt so
+        return lane
+    return lane if lane.get("prefill", "full") != "full" else deployed
 
 
 def stored_line(record: Record) -> str:

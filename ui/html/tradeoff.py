@@ -5,6 +5,7 @@ phone.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvq_core.analysis.floors import floors
@@ -25,9 +26,10 @@ TICKS = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
 
 @dataclass(frozen=True, order=True)
 class Point:
-    """A lane: its index, label, share of an fp16 cache's bytes, mean KLD in nats with the ends of its interval."""
+    """A lane: its place among those that are drawn, None of another, its label, the share of an fp16 cache's bytes that
+    it holds, host copy included, and its mean KLD in nats with the ends of its interval."""
 
-    lane: int
+    lane: int | None
     label: str
     ratio: float
     kld: float
@@ -36,22 +38,24 @@ class Point:
     number: int  # in the whole run
 
 
-def points(record: Record, arrays: Arrays) -> list[Point]:
-    """Of the lanes that were scored and moved at all."""
-    found = []
+def points(record: Record, arrays: Arrays, drawn: Sequence[int] | None = None) -> list[Point]:
+    """Of the lanes that were scored and moved at all; ``drawn``: the numbers of those with cards, None: all have."""
+    found, places = [], {number: at for at, number in enumerate(range(len(record.lanes)) if drawn is None else drawn)}
     for index, lane in enumerate(record.lanes):
         kld = pooled(arrays, index, "kld")
         if lane.status != "done" or lane.memory is None or not len(kld) or not math.isfinite(mean := float(kld.mean())):
             continue
         low, high = mean_interval(kld.tobytes()) if len(kld) > 1 else (mean, mean)
         if mean > 0:
-            found.append(Point(index, lane.label, lane.memory.kv_ratio, mean, low, high, record.number(index)))
+            number = record.number(index)
+            ends = mean, low, high
+            found.append(Point(places.get(number), lane.label, lane.memory.held_ratio, *ends, number))
     return found
 
 
-def tradeoff(record: Record, arrays: Arrays, floor_words: str) -> str:
-    """The plot; nothing where no lane can be placed."""
-    found = points(record, arrays)
+def tradeoff(record: Record, arrays: Arrays, floor_words: str, drawn: Sequence[int] | None = None) -> str:
+    """The plot of all lanes, those that are not ``drawn`` fainter; nothing where no lane can be placed."""
+    found = points(record, arrays, drawn)
     if not found:
         return ""
     scale = _Scale(found)
@@ -117,11 +121,15 @@ def _bands(scale: _Scale) -> str:
 def _mark(point: Point, scale: _Scale, widest: float) -> str:
     top, end = scale.percent(point.high), scale.percent(max(point.low, 1e-12))
     left = 100 * point.ratio / widest
-    place = f'lane-{point.number}" data-of="{point.lane}" style="left:{left:.2f}%;'
-    return (
-        f'<i class="whisker {place}top:{top:.2f}%;height:{end - top:.2f}%"></i>'
-        f'<i class="point {place}top:{scale.percent(point.kld):.2f}%" title="{safe(point.label)}"></i>'
-    )
+    kind = f"lane-{point.number}" if point.lane is not None else "undrawn"
+    place = f'{kind}"{_of(point)} style="left:{left:.2f}%;'
+    reach = f'<i class="whisker {place}top:{top:.2f}%;height:{end - top:.2f}%"></i>' if point.lane is not None else ""
+    return f'{reach}<i class="point {place}top:{scale.percent(point.kld):.2f}%" title="{safe(point.label)}"></i>'
+
+
+def _of(point: Point) -> str:
+    """Whose a mark is, for the legend; a lane that is not drawn has no switch there."""
+    return "" if point.lane is None else f' data-of="{point.lane}"'
 
 
 def _labels(found: list[Point], scale: _Scale, widest: float) -> str:
@@ -129,7 +137,8 @@ def _labels(found: list[Point], scale: _Scale, widest: float) -> str:
     go without: their colours are in the legend, and the pointer tells their names."""
     dots = [_Box.around(scale.percent(p.kld) * HEIGHT / 100, 100 * p.ratio / widest) for p in found]
     taken, shown = [*dots, *map(_Box.of_tier, _tops(scale), [len(tier.word) for tier in TIERS])], ""
-    for point, dot in sorted(zip(found, dots, strict=True), key=lambda pair: pair[0].kld):
+    named = [pair for pair in zip(found, dots, strict=True) if pair[0].lane is not None]
+    for point, dot in sorted(named, key=lambda pair: pair[0].kld):
         name = shorten(point.label, 24)
         sides = ("left", "right") if dot.middle > 55 else ("right", "left")
         places = [(side, dot.beside(side, by, len(name))) for by in NUDGES for side in sides]
@@ -139,7 +148,7 @@ def _labels(found: list[Point], scale: _Scale, widest: float) -> str:
         side, box = place
         taken.append(box)
         shown += (
-            f'<span class="point-label {side}" data-of="{point.lane}" style="left:{dot.middle:.2f}%;'
+            f'<span class="point-label {side}"{_of(point)} style="left:{dot.middle:.2f}%;'
             f'top:{box.top + LINE / 2:.0f}px">{safe(name)}</span>'
         )
     return shown

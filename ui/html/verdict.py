@@ -1,11 +1,12 @@
 """Remarks beside a lane's verdict: what of it was not quantized or counted, its notes, and its near ties."""
 
+from kvq_core.analysis.choice import RECOMMENDED_FROM
 from kvq_core.analysis.verdict import EXPLAINED, Verdict, verdict
 from kvq_core.record.fields import LaneRecord
 from ui.html.escape import safe
 from ui.html.numbers import plural
 
-__all__ = ["EXPLAINED", "Verdict", "cautions", "near_ties", "near_ties_html", "remarks", "verdict"]
+__all__ = ["EXPLAINED", "Verdict", "cautions", "check_link", "near_ties", "near_ties_html", "remarks", "verdict"]
 
 
 def remarks(lane: LaneRecord) -> list[str]:
@@ -40,3 +41,8 @@ def near_ties_html(lane: LaneRecord, tag: str) -> str:
     """``near_ties`` in an element, which js/along.js writes anew while some tokens are brushed."""
     said = near_ties(lane)
     return f'<{tag}><span data-number="near_ties">{safe(said)}</span></{tag.split()[0]}>' if said else ""
+
+
+def check_link(run: str, kind: str = "") -> str:
+    """The way from a run of one prompt to a study of its lanes on many, which may say what to use."""
+    return f'<a class="check-run {kind}" href="?study&amp;check={safe(run)}">Check on {RECOMMENDED_FROM} prompts</a>'

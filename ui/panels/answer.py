@@ -1,11 +1,18 @@
 """The answer first: what was asked, one sentence with its reason, and the plot that it rests on."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.html.escape import prose, safe, shorten
 from ui.html.tradeoff import tradeoff
+from ui.html.verdict import check_link
+from ui.service.records import drawn_lanes
 from ui.words.answer import answer, floor_words
 
+NOTHING_CHOSEN: Mapping[str, Any] = MappingProxyType({})
 UNANSWERED = '<h1 class="sr-only">KVQ Explorer</h1>'  # the page's heading, while no answer is
 
 
@@ -13,8 +20,8 @@ def _beyond(others: str) -> str:
     return f'<p class="beyond">{prose(others)}</p>' if others else ""
 
 
-def answer_html(record: Record, arrays: Arrays) -> str:
-    """Of the lanes that are drawn; what stands on the card is counted and told of the record alone."""
+def answer_html(record: Record, arrays: Arrays, shown: Mapping[str, Any] = NOTHING_CHOSEN) -> str:
+    """Of all lanes of a run; ``shown``: what a page shows of it."""
     found = answer(record, arrays)
     where = f"run {record.id[:8]} · {record.created[:10]}"
     head = prose(found.sentence)
@@ -22,7 +29,8 @@ def answer_html(record: Record, arrays: Arrays) -> str:
         label = safe(record.lanes[found.lane].label)
         head = f'<mark class="lane-{record.number(found.lane)}">{label}</mark> {head}'
     facts = "".join(f'<span class="pill">{safe(fact)}</span>' for fact in found.facts)
-    plot = tradeoff(record, arrays, floor_words(record))
+    facts += check_link(record.id, "pill")
+    plot = tradeoff(record, arrays, floor_words(record), drawn_lanes(record, shown))
     return (
         f'<section class="card answer-first" aria-label="The answer" data-run="{safe(record.id)}"><div>'
         f'<p class="asked">{safe(found.asked)} · '

@@ -14,6 +14,7 @@ from ui.panels.answer import answer_html
 from ui.panels.answers import AnswerCards, finished_cards
 from ui.panels.header import chip, header_html
 from ui.panels.instruments import Instruments, show_instruments
+from ui.panels.two_models import two_models_html
 from ui.panels.welcome import home
 from ui.service.access import open_run
 from ui.service.services import Services
@@ -59,7 +60,7 @@ def place_home(page: Parts, services: Services) -> None:
     if shown is None:
         return
     (record, arrays), drawn = services.records.get(shown["run"]), services.records.drawn(shown)
-    page.answer.value = answer_html(*drawn)
+    page.answer.value = two_models_html() + answer_html(record, arrays, shown)
     page.cards.cards.value = finished_cards(*drawn, titled=0)
     for part, html in zip(page.instruments.outputs, show_instruments(record, arrays, shown), strict=True):
         part.value = html
@@ -75,7 +76,10 @@ def early_html(services: Services, run: str | None = None) -> str:
         return ""
     try:
         record, _ = open_run(services, shown["run"], None)
-        answer = answer_html(*services.records.drawn(shown)).replace(' id="answer-said" tabindex="-1"', "")
+        first = two_models_html() if run is None else ""
+        answer = first + answer_html(*services.records.whole(shown), shown).replace(
+            ' id="answer-said" tabindex="-1"', ""
+        )
     except KvqError:
         return ""
     header = header_html(chip(record), over=True).replace(' data-place=""', ' aria-current="page"')

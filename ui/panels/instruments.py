@@ -44,8 +44,8 @@ def create_instruments(asked: gr.HTML, between: Callable[[], Any]) -> tuple[Inst
 
 def show_instruments(record: Record, arrays: Arrays, shown: dict[str, Any]) -> list[str]:
     """Updates of ``Instruments.outputs``: ``record`` is the whole run."""
-    drawn = drawn_lanes(record, shown) if len(record.lanes) > 8 else range(len(record.lanes))
-    return [asked_html(record), legend_html(record, arrays, drawn), next_html(record, arrays)]
+    legend = legend_html(record, arrays, drawn_lanes(record, shown))
+    return [asked_html(record), legend, next_html(record, arrays)]
 
 
 def asked_html(record: Record) -> str:
@@ -67,7 +67,7 @@ def asked_html(record: Record) -> str:
 def next_html(record: Record, arrays: Arrays) -> str:
     """Lanes that change one thing of those that suffer; each once, by its label."""
     found: dict[str, tuple[int, str]] = {}
-    for index in range(min(len(record.lanes), 8)):
+    for index in range(len(record.lanes)):
         told = explain(record, arrays, index)
         if told.suggestion is not None:
             found.setdefault(told.suggestion.label, (index, told.because))

@@ -7,7 +7,7 @@ from ui.form.setup_panel import runs_here
 from ui.html.escape import safe
 from ui.panels.tour import shipped_ids, tour
 
-HOME = "five-ideas"  # the example that an empty page shows
+HOME = "first-sight"  # the example that an empty page shows
 
 
 def home() -> dict[str, Any] | None:

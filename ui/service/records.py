@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -149,8 +149,10 @@ def join_lanes(
     return whole, own
 
 
-def drawn_lanes(record: Record, shown: dict[str, Any]) -> list[int]:
-    """Those a page has chosen of a run with many lanes, or the best of them."""
+def drawn_lanes(record: Record, shown: Mapping[str, Any]) -> list[int]:
+    """The numbers of the lanes that a page draws: all of few, of many those it has chosen, or the best of them."""
+    if len(record.lanes) <= TOGETHER:
+        return list(range(len(record.lanes)))
     asked = shown.get("lanes")
     chosen = [lane for lane in asked if type(lane) is int and 0 <= lane < len(record.lanes)] if asked else []
     return sorted(set(chosen))[:TOGETHER] or best(record)

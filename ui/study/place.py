@@ -8,6 +8,7 @@ from kvq_core.errors import KvqError
 from ui.html.status import notice
 from ui.service.services import SWIFT
 from ui.study.access import demand_open, mine_html, my_key
+from ui.study.check import check_values
 from ui.study.form import of_compare_html
 from ui.study.parts import StudyPlace, arrange_study
 from ui.study.results import link_html
@@ -27,16 +28,19 @@ def create_study(studies: Studies, compare_lanes: gr.State, history: gr.BrowserS
     return place
 
 
-def wire_visit(place: StudyPlace, arrived: Any) -> Any:
-    """Open what the address names, once the form of Compare has ``arrived``: the event that does."""
+def wire_visit(place: StudyPlace, arrived: Any, history: gr.BrowserState) -> Any:
+    """Open what the address names, once the form of Compare has ``arrived``: the event that does. ``history``: of runs,
+    one of which may be checked."""
     services = place.studies.services
 
-    def arrive(mine: Any, lanes: list[Any], request: gr.Request) -> list[Any]:
+    def arrive(mine: Any, history: Any, lanes: list[Any], request: gr.Request) -> list[Any]:
         if "study" not in request.query_params:
             return [gr.skip()] * len(outputs)
         id, own = request.query_params["study"], [of_compare_html(lanes), mine_html(mine)]
         if not id:
-            return [*[gr.skip()] * 5, *own]
+            said, *fields = check_values(place.form, dict(request.query_params), services, history)
+            return [said or gr.skip(), *[gr.skip()] * 4, *own, *fields]
+        own += [gr.skip()] * len(place.form.fields)
         try:
             demand_open(services, id, my_key(mine, id))
             found = place.studies.results.read(id)
@@ -55,5 +59,6 @@ def wire_visit(place: StudyPlace, arrived: Any) -> Any:
         place.result.shown,
         place.form.of_compare,
         place.listing,
+        *place.form.fields,
     ]
-    return arrived.then(arrive, [place.mine, place.compare_lanes], outputs, **SWIFT)
+    return arrived.then(arrive, [place.mine, history, place.compare_lanes], outputs, **SWIFT)

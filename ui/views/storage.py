@@ -9,7 +9,7 @@ from kvq_core.analysis.plans import lane_of, shape_of
 from kvq_core.methods import ModelShape
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from ui.figures.bits import BESIDE, bit_map, stored_bytes
+from ui.figures.bits import bit_map, stored_bytes
 from ui.figures.usage import bits_by_length, code_usage, dead_codes, latent_bits, shares
 from ui.html.escape import prose, safe
 from ui.html.numbers import join_words, percent, size
@@ -138,7 +138,7 @@ def by_rule(record: Record) -> list[str]:
         asked = lane_of(record, index)
         names = [rule.title for rule in lane.rules] if asked is None else [rule.named() for rule in asked.every_rule]
         stored = [sum(rule.bytes_by_part.values()) for rule in lane.memory.by_rule]
-        rest = sum(n for part, n in lane.memory.bytes_by_part.items() if part != BESIDE) - sum(stored)
+        rest = lane.memory.stored_bytes - sum(stored)
         told = [f"{name} {size(taken)}" for name, taken in zip(names, stored, strict=True) if taken]
         told += [f"fp16 {size(rest)}"] if rest else []
         found.append(f"Stored by {lane.label}: {join_words(told)}.")

@@ -1,4 +1,5 @@
-"""Take it away: how a lane's cache is had outside this project, as a whole, or rule by rule where no engine has it."""
+"""In engines: which engines have a lane's cache, and what is not the same there, as a whole, or rule by rule where no
+engine has it. What to type is no answer of one prompt: flags come with a check on many."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,12 +10,14 @@ from kvq_core.methods.deployments import NO_DEPLOYMENT, READ_IN, Elsewhere, Home
 from kvq_core.record.fields import LaneRecord, RuleRecord
 from ui.html.escape import safe
 from ui.html.numbers import join_words
+from ui.html.verdict import check_link
 
 
-def take_away(lane: LaneRecord, layers: Sequence[LayerKind]) -> str:
-    """Of a lane on a model of these layers: what to type, what differs, and which rule an engine cannot express."""
+def take_away(lane: LaneRecord, layers: Sequence[LayerKind], run: str) -> str:
+    """Of a lane on a model of these layers: the engines, what differs, and which rule one cannot express; ``run``: its
+    run, which can be checked on more prompts."""
     if lane.status != "done":
-        return _details("Take it away", _muted(NO_DEPLOYMENT))
+        return _details("In engines", _muted(NO_DEPLOYMENT))
     several = len(lane.every_rule) > 1
     some = lane.tensors != "both" or lane.layers != "all" or any(leaves_windows(r, layers) for r in lane.every_rule)
     ways, refusals = whole_lane(lane, layers) if (several or some) and lane.select is None else ([], [])
@@ -32,8 +35,10 @@ def take_away(lane: LaneRecord, layers: Sequence[LayerKind]) -> str:
     # an engine whose own words tell of a prompt's own chunk has exceptions that its home does not know
     items += "".join(map(_muted, _prompts(lane, {way.tool for way in ways if "own chunk" not in (way.differs or "")})))
     if not items:
-        return _details("Take it away", _muted(NO_DEPLOYMENT))
-    return _details(f"Take it away: {join_words(list(dict.fromkeys(way.tool for way in ways)))}", items)
+        return _details("In engines", _muted(NO_DEPLOYMENT))
+    if ways:
+        items += f"<p class='muted'>One prompt says nothing of what to type. {check_link(run)}</p>"
+    return _details(f"In engines: {join_words(list(dict.fromkeys(way.tool for way in ways)))}", items)
 
 
 def _details(summary: str, inside: str) -> str:
@@ -43,7 +48,7 @@ def _details(summary: str, inside: str) -> str:
 def _way(title: str, way: Elsewhere) -> str:
     said: Iterable[str] = filter(None, (way.needs, way.differs and f"Not the same: {way.differs}"))
     read = f" <small>{safe(way.first)}, as of {safe(READ_IN[way.tool])}</small>" if way.tool in READ_IN else ""
-    return f'<p><b>{safe(title)}</b>{read}</p><pre tabindex="0">{safe(way.how)}</pre>' + "".join(map(_muted, said))
+    return f"<p><b>{safe(title)}</b>{read}</p>" + "".join(map(_muted, said))
 
 
 def _prompts(lane: LaneRecord, tools: set[str]) -> list[str]:

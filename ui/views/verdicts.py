@@ -129,7 +129,7 @@ def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
         "</div>"
         f'{table}<ul class="reasons">{because}</ul>{ties and f"<ul>{ties}</ul>"}{_why(record, index)}'
         f"{_suggestion(index, told.suggestion, told.because)}"
-        f"{take_away(lane, shape_of(record).kinds)}</section>"
+        f"{take_away(lane, shape_of(record).kinds, record.id)}</section>"
     )
 
 

@@ -1,13 +1,18 @@
-"""The run's answer in words: which cache to take, why, and what it would take at a planned size."""
+"""The run's answer in words: what one prompt showed of all its lanes, and what the least harmful one takes.
+
+What to deploy is no answer of one prompt: that takes a study, see kvq_core.advice.
+"""
 
 from dataclasses import dataclass
 
 from kvq_core.analysis.choice import PLANNED_BATCH, PLANNED_TOKENS, LaneChoice, choose, planned_bytes
 from kvq_core.analysis.explain import explain
 from kvq_core.analysis.floors import floors
+from kvq_core.analysis.free_text import FreeText, free_text
 from kvq_core.analysis.verdict import TIERS, verdict
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
+from ui.html.escape import shorten
 from ui.html.numbers import join_words, percent, plural, significant, size
 
 NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight")
@@ -29,13 +34,20 @@ class AnswerWords:
 
 
 def answer(record: Record, arrays: Arrays) -> AnswerWords:
-    """Of all lanes of a run."""
+    """Of a run with all its lanes, also where a page draws some of them."""
     asked = f"{_count(len(record.lanes))}, one prompt on {record.environment.model_title}"
     found = choose(record, arrays)
     if found is None:
         return AnswerWords(asked, None, NOTHING, "", "", ())
-    said = _verdict(record, arrays, found), _beyond(record, found), _reason(record, arrays, found)
+    broken = " ".join(filter(None, [_beyond(record, found), *_broken_texts(record, found)]))
+    said = _verdict(record, arrays, found), broken, _reason(record, arrays, found)
     return AnswerWords(asked, found.lane, *said, tuple(_facts(record, found)))
+
+
+def answer_line(record: Record, arrays: Arrays) -> str:
+    """The answer in one sentence, as previews, pictures, reports and the API tell it."""
+    found = answer(record, arrays)
+    return found.sentence if found.lane is None else f"{record.lanes[found.lane].label} {found.sentence}"
 
 
 def _count(lanes: int) -> str:
@@ -55,7 +67,8 @@ def _verdict(record: Record, arrays: Arrays, found: LaneChoice) -> str:
     told = f"may be anything from {word}" if " to " in word else f"is {word}"
     if several and found.tier == last:
         return f"moves least, at {bytes_of}, and {told.replace('is risky', 'is still risky')}."
-    rest = f"; no cache here is {'surely ' if _maybe_close(record, arrays) else ''}close" if several else ""
+    sure = "surely " if _maybe_close(record, arrays) else ""
+    rest = f"; none of the {len(record.lanes)} is {sure}{TIERS[0].word}" if several else ""
     return f"{told} at {bytes_of}{rest}."
 
 
@@ -67,8 +80,10 @@ def _maybe_close(record: Record, arrays: Arrays) -> bool:
 
 def _bytes(record: Record, index: int) -> str:
     memory = record.lanes[index].memory
-    ratio = memory.kv_ratio if memory else None
-    told = f"{percent(ratio)} of the bytes"
+    ratio = memory.held_ratio if memory else None
+    told = f"{percent(ratio)} of the fp16 cache"
+    if memory and memory.host_bytes:
+        told += f" with its copy in host memory ({percent(memory.kv_ratio)} without)"
     return told if ratio is None or ratio < 1 else f"{told}, which saves nothing at this length"
 
 
@@ -86,6 +101,35 @@ def _beyond(record: Record, found: LaneChoice) -> str:
     return f"{names} {leaves} within {plural(max(parted), 'token')}."
 
 
+def _broken_texts(record: Record, found: LaneChoice) -> list[str]:
+    """What other lanes' own texts do that no figure of forced tokens shows, of MOST_NAMED lanes at most."""
+    told = []
+    for index, lane in enumerate(record.lanes):
+        text = free_text(record, index)
+        if index == found.lane or lane.status != "done":
+            continue
+        if text.repeats_from is not None:
+            told.append(f"{lane.label} repeats {_quoted(text)} from token {text.repeats_from} on.")
+        elif text.ends_at is not None and index in found.beyond:
+            told.append(f"{lane.label} ends after {plural(text.ends_at, 'token')}, where full precision goes on.")
+    more = len(told) - MOST_NAMED
+    return [*told[:MOST_NAMED], *([f"{plural(more, 'other text')} of such kind."] if more > 0 else [])]
+
+
+def _own_text(text: FreeText) -> str:
+    """What the answer's lane wrote by itself."""
+    if text.differs_at is None:
+        return "It writes full precision's text, token for token."
+    said = f"Its own text differs from full precision's from token {text.differs_at} on"
+    if text.repeats_from is not None:
+        return f"{said} and repeats {_quoted(text)}."
+    return f"{said} and ends after {text.ends_at}." if text.ends_at is not None else f"{said}."
+
+
+def _quoted(text: FreeText) -> str:
+    return f"“{shorten(text.repeated.strip(), 40)}”"
+
+
 def _reason(record: Record, arrays: Arrays, found: LaneChoice) -> str:
     lane = record.lanes[found.lane]
     assert lane.metrics is not None
@@ -95,6 +139,8 @@ def _reason(record: Record, arrays: Arrays, found: LaneChoice) -> str:
         f"{lane.label}'s mean KLD is {significant(lane.metrics.kld_mean, 2)} nats over "
         f"{plural(lane.metrics.n_scored, 'position')}{against}."
     ]
+    if record.spec.get("free_text") is not False:
+        told.append(_own_text(free_text(record, found.lane)))
     told.append(verdict(record, arrays, found.lane).sentence)
     told += explain(record, arrays, found.lane).sentences[:1]
     if found.closer is not None:  # last: what is said before is of the answer's own lane
@@ -116,7 +162,7 @@ def _facts(record: Record, found: LaneChoice) -> list[str]:
     planned = planned_bytes(record, found.lane)
     tokens = f"{PLANNED_TOKENS // 1024}K × {PLANNED_BATCH}"
     facts = [] if planned is None else [f"{tokens}: {size(planned[0])} instead of {size(planned[1])}"]
-    return [*facts, "seen on one prompt"]
+    return [*facts, "1 prompt: not a ranking"]
 
 
 def floor_words(record: Record) -> str:

@@ -38,7 +38,7 @@ from tests.support.study_models import CONFIG, prompt, study_data, write_model
 
 pytestmark = pytest.mark.slow
 
-PROMPTS = [StudyPrompt(prompt=prompt(at)) for at in range(10)]
+PROMPTS = [StudyPrompt(prompt=prompt(at)) for at in range(12)]
 SHAPE = Shape(
     architecture="llama",
     layers=(LayerKind(kind="full", kv_heads=8, key_dim=128, value_dim=128),) * 32,
@@ -85,13 +85,13 @@ def test_a_model_and_prompts_give_the_engines_flags(found: Advice) -> None:
     word = found.lane["method"]
     assert found.flags == f"llama-server -m M.gguf -fa on -ctk {word} -ctv {word}"
     assert {each.label.split()[-1] for each in found.front} == {"q8_0", "q4_0", "iq4_nl"}
-    assert found.prompts == 10 and found.version and all(each.fits for each in found.front)
+    assert found.prompts == 12 and found.version and all(each.fits for each in found.front)
     assert any("not inspected" in each for each in found.warnings), "its context is shorter than what is read of models"
 
 
 def test_a_cache_of_transformers_is_advised_as_its_generate_is_asked_for_it(model: str, store: Store) -> None:
     pytest.importorskip("optimum.quanto")
-    found = advise(model=model, prompts=PROMPTS[:6], store=store, engine="transformers", context=200, tolerance=9.0)
+    found = advise(model=model, prompts=PROMPTS, store=store, engine="transformers", context=200, tolerance=9.0)
     assert found.lane is not None and found.lane["method"] in ("quanto", "hqq")
     assert found.flags is not None and found.flags.startswith("model.generate(**inputs, cache_implementation=")
     again = lane_of_flags(found.flags, 2)
@@ -127,7 +127,7 @@ def test_layers_are_tried_where_no_lane_will_do(model: str, store: Store, found:
     tell = {"store": store, "progress": lambda doing, done, total: told.append(doing)}
     whole = decide(question, model=model, prompts=PROMPTS, **tell)
     better = whole.advice
-    assert "Scoring layers" in told and better.prompts == 5, "the policy is run on prompts that were not scored"
+    assert "Scoring layers" in told and better.prompts == 6, "the policy is run on prompts that were not scored"
     _check_grounds(whole)
     assert keep_decision(whole, store) == whole.id and stored_decision(whole.id, store) == whole
     (policy,) = [each for each in better.front if each.policy]

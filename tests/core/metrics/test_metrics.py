@@ -13,7 +13,7 @@ from kvq_core import make, roundtrip
 from kvq_core.divergence import kl_divergence
 from kvq_core.metrics.drafting import tokens_a_step
 from kvq_core.metrics.fidelity import Fidelity, perplexity_block
-from kvq_core.record.fields import FULL_PRECISION
+from kvq_core.record.memory import FULL_PRECISION
 
 
 def scored(

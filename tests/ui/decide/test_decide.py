@@ -42,7 +42,7 @@ from ui.service.services import Services
 from ui.study.asked import Form as PromptsForm
 from ui.study.work import Studies
 
-TEXT = "\n".join(prompt(at) for at in range(10))
+TEXT = "\n".join(prompt(at) for at in range(12))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -168,7 +168,7 @@ def test_what_is_cancelled_is_kept_and_goes_on(place, model):
     assert going.cancelled and going.failure() is None and "Cancelled" in end_line(going)
     before = len(place.engine.asked)
     again = watched(begin(place, form(model)))
-    assert again.decision.advice.prompts == 10 and len(place.engine.asked) == 10 + (before - going.standing().done)
+    assert again.decision.advice.prompts == 12 and len(place.engine.asked) == 12 + (before - going.standing().done)
 
 
 @pytest.mark.slow
@@ -205,9 +205,9 @@ def test_what_cannot_be_asked_is_said_above_start(place, model, changes, said):
 @pytest.mark.slow
 def test_the_forecast_is_told_before_start(place, model, monkeypatch):
     told = estimate_html(form(model), [], place.studies.results)
-    assert "10 of 10 runs are to be computed" in told and "Layers, where they are tried: 5 passes" in told
+    assert "12 of 12 runs are to be computed" in told and "Layers, where they are tried: 5 passes" in told
     few = estimate_html(form(model, prompts=PromptsForm(text="w1 w2\nw3 w4")), [], place.studies.results)
-    assert "no lane will be recommended; that takes 5" in few and "Layers are not tried: that takes 10" in few
+    assert "no flags will be given; that takes 12" in few and "Layers are not tried: that takes 10" in few
     monkeypatch.setenv("KVQ_MAX_PROMPTS", "9")
     assert "this instance takes 9 of a study" in estimate_html(form(model), [], place.studies.results)
     monkeypatch.setenv("KVQ_MAX_PROMPTS", "60")

@@ -1,0 +1,138 @@
+"""What an empty page says first: the same chat and formats on two models, with and without the mean key subtracted."""
+
+from dataclasses import dataclass
+from functools import cache
+
+from kvq_core.errors import KvqError
+from kvq_core.pipeline.examples import packaged_store
+from kvq_core.record.fields import LaneRecord, Record
+from ui.html.escape import safe, shorten
+from ui.html.glossary import term
+from ui.html.numbers import percent, significant
+from ui.panels.tour import shipped_ids
+
+RUNS = ("first-sight", "first-sight-qwen")
+PAPERS = "five-ideas"
+LONGEST = 110  # characters of an answer
+
+
+@dataclass(frozen=True)
+class FormatRow:
+    """A format by its label, as each run's lane of it: as it is, and with the mean key subtracted, where the runs have
+    that."""
+
+    label: str
+    plain: tuple[LaneRecord, ...]
+    centred: tuple[LaneRecord, ...]
+
+
+def format_rows(records: tuple[Record, ...]) -> list[FormatRow]:
+    """The formats that all runs have, in the first run's order."""
+    rows = []
+    for lane in records[0].lanes:
+        if lane.center == "none":
+            own = [_same(record, lane, "none") for record in records]
+            centred = [_same(record, lane, "mean") for record in records]
+            if all(own):
+                rows.append(FormatRow(lane.label, _there(own), _there(centred) if all(centred) else ()))
+    return rows
+
+
+def _same(record: Record, like: LaneRecord, center: str) -> LaneRecord | None:
+    """A run's lane of the format of another, with its keys centred so."""
+    alike = (one for one in record.lanes if (one.method, one.knobs, one.center) == (like.method, like.knobs, center))
+    return next((one for one in alike if one.status == "done"), None)
+
+
+def _there(lanes: list[LaneRecord | None]) -> tuple[LaneRecord, ...]:
+    return tuple(lane for lane in lanes if lane is not None)
+
+
+@cache
+def two_models_html() -> str:
+    """The card; empty where the runs do not ship."""
+    ids = [shipped_ids().get(name) for name in RUNS]
+    if not all(ids):
+        return ""
+    try:
+        records = tuple(packaged_store().load(run)[0] for run in ids if run)
+    except KvqError:
+        return ""
+    return _card(records, shipped_ids().get(PAPERS))
+
+
+def _card(records: tuple[Record, ...], papers: str | None) -> str:
+    rows = format_rows(records)
+    names = [record.environment.model_title.split(" (")[0] for record in records]
+    heads = "".join(f'<th scope="col">{safe(name)}</th>' for name in names)
+    body = _reference(records, names) + "".join(_row(row, names) for row in rows)
+    first, second = (record.id for record in records[:2])
+    way = f'<a href="?run={safe(papers)}">The five papers</a>' if papers else ""
+    return (
+        f'<section class="card two-models" aria-label="Two models"><p class="asked">One chat, the same formats, two '
+        f'models</p><h2>{_headline(rows, names)}</h2><p class="ask"><q>{safe(records[0].question)}</q></p>'
+        '<label class="subtract"><input type="checkbox" id="subtract-mean"> Subtract the mean key before rounding '
+        f'<small>{_cost(rows)}</small></label><div class="scroll"><table class="plain"><thead><tr><th scope="col">Format'
+        f'</th><th scope="col">{term("bytes", "Memory")}</th>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<p class="ways"><a href="?run={safe(first)}&amp;vs={safe(second)}">Both runs side by side</a>{way}'
+        '<a href="?learn=1">Take the tour</a></p></section>'
+    )
+
+
+def _headline(rows: list[FormatRow], names: list[str]) -> str:
+    """The format whose loss differs most between the two models, and what subtracting the mean does to it."""
+    worst = max(rows, key=lambda row: _kld(row.plain[1]) / max(_kld(row.plain[0]), 1e-9))
+    said = f"{safe(worst.label)} keeps the answer on {safe(names[0])} and ruins it on {safe(names[1])}"
+    return f"{said}. Subtracting the mean key repairs it." if worst.centred else f"{said}."
+
+
+def _cost(rows: list[FormatRow]) -> str:
+    """What the toggle does to the memory of the formats that have it."""
+    more = [row.centred[0].memory.kv_ratio - row.plain[0].memory.kv_ratio for row in rows if _measured(row)]  # type: ignore[union-attr]
+    return f"memory grows by {100 * max(more):.2g} percentage points here" if more else ""
+
+
+def _measured(row: FormatRow) -> bool:
+    return bool(row.centred) and row.centred[0].memory is not None and row.plain[0].memory is not None
+
+
+def _kld(lane: LaneRecord) -> float:
+    return (lane.metrics.kld_mean if lane.metrics else None) or 0.0
+
+
+def _reference(records: tuple[Record, ...], names: list[str]) -> str:
+    cells = "".join(
+        f'<td data-model="{safe(name)}">{safe(shorten(record.reference.text, LONGEST))}</td>'
+        for record, name in zip(records, names, strict=True)
+    )
+    return f'<tr class="full"><th scope="row">Full precision</th><td>100 %</td>{cells}</tr>'
+
+
+def _row(row: FormatRow, names: list[str]) -> str:
+    lanes = list(zip(names, row.plain, row.centred or row.plain, strict=True))
+    memory = _either(_memory(row.plain[0]), _memory((row.centred or row.plain)[0]), bool(row.centred))
+    cells = "".join(
+        f'<td data-model="{safe(name)}">{_either(_answer(plain), _answer(centred), bool(row.centred))}</td>'
+        for name, plain, centred in lanes
+    )
+    none = "" if row.centred else ' <small class="if-subtracted">as it is</small>'
+    return f'<tr><th scope="row">{safe(row.label)}{none}</th><td>{memory}</td>{cells}</tr>'
+
+
+def _either(plain: str, centred: str, has: bool) -> str:
+    """Both states of the toggle, of which the stylesheet shows one."""
+    return f'<span class="as-it-is">{plain}</span><span class="if-subtracted">{centred}</span>' if has else plain
+
+
+def _memory(lane: LaneRecord) -> str:
+    return percent(lane.memory.held_ratio) if lane.memory else ""
+
+
+def _answer(lane: LaneRecord) -> str:
+    """The text with what differs from full precision's marked, and its mean KLD."""
+    at = lane.metrics.first_divergence if lane.metrics else None
+    same = "".join(lane.tokens if at is None else lane.tokens[:at])
+    shown = shorten(same + "".join(lane.tokens[len(lane.tokens) if at is None else at :]), LONGEST)
+    rest = shown[len(same) :]
+    marked = f"{safe(shown[: len(same)])}<mark>{safe(rest)}</mark>" if rest else safe(shown)
+    return f'<span class="said">{marked}</span> <small>KLD {significant(_kld(lane), 2)}</small>'
