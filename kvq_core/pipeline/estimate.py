@@ -24,6 +24,7 @@ class LaneEstimate:
     value_tokens: int
     total_tokens: int
     warning: str | None
+    starts_at: int | None = None  # tokens from which it would quantize something, of a lane that would not
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def _lane(lane: Lane, model: LoadedModel, prompt: int, end: int) -> LaneEstimate
         _quantized(plan, tensor, prompt, end)
         for tensor in TENSORS
     )
-    warning = None
+    warning = needed = None
     if reason := lane.why_not(model.shape):
         warning = f"{lane.label} cannot run: {reason}."
     elif plan and not key and not value:
@@ -146,7 +147,7 @@ def _lane(lane: Lane, model: LoadedModel, prompt: int, end: int) -> LaneEstimate
             f"{lane.label} would quantize nothing: all {end} tokens fit in its full-precision windows; "
             f"it starts at {needed} tokens."
         )
-    return LaneEstimate(lane.label, key, value, end, warning)
+    return LaneEstimate(lane.label, key, value, end, warning, needed)
 
 
 def _quantized(plan: tuple[Assignment, ...], tensor: Tensor, prompt: int, end: int) -> int:

@@ -13,12 +13,12 @@ ROW = "document.querySelector('#lane-row-1').innerText"
 NAMED = "([at, name]) => document.querySelectorAll('.lane-row')[at]?.innerText.startsWith(name)"
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 
-# Whether an element is on screen, below the header and above the card of Run.
+# Whether an element is on screen, below the header and the card of Run.
 CLEAR = """id => {
   const box = (id ? document.getElementById(id) : document.activeElement).getBoundingClientRect();
   const launch = document.getElementById("launch").getBoundingClientRect();
-  const top = document.querySelector("header").getBoundingClientRect().bottom;
-  return box.top >= top && box.bottom <= Math.min(innerHeight, launch.top > box.top ? launch.top : innerHeight);
+  const top = Math.max(document.querySelector("header").getBoundingClientRect().bottom, launch.bottom);
+  return box.top >= top && box.bottom <= innerHeight;
 }"""
 FOCUS = "document.activeElement.id"
 EDGES = """() => ["header", "#launch", "#lanes"]

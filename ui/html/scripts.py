@@ -26,6 +26,7 @@ PARTS = (
         "picture",
         "take",
         "cards",
+        "land",
         "study",
         "lists",
     ),

@@ -108,10 +108,7 @@
     }
     if (event.target.closest?.("#add-lane")) entering = true;
     if (event.target.closest?.("#run") && !event.detail) focus = "cancel"; // by the keyboard, which Run leaves
-    if (event.target.closest?.("[data-lane-more]")) {
-      writeForm(true);
-      document.getElementById("add-lane").click();
-    }
+    if (event.target.closest?.("[data-lane-more]")) addLane();
     if (event.target.closest?.("[data-form-run]")) document.getElementById("run").click();
     if (event.target.closest?.("[data-form-back]")) write("#form-back", String(performance.now()));
     const forget = event.target.closest?.("[data-run-forget]")?.dataset.runForget;
@@ -130,12 +127,8 @@
   });
   // The page's base address would take a link to a part of it away from the run that is shown.
   document.addEventListener("click", (event) => {
-    const part = document.getElementById(event.target.closest?.('header nav a[href^="#"]')?.hash.slice(1) ?? "");
-    if (!part) return;
-    event.preventDefault();
-    part.tabIndex = -1;
-    part.focus({ preventScroll: true });
-    part.scrollIntoView({ block: "start" });
+    const id = event.target.closest?.('header nav a[href^="#"]')?.hash.slice(1);
+    if (id && goPart(id)) event.preventDefault();
   });
   // Gradio looks at a key after the focus has gone, and opens the dropdown again that was left with it.
   document.addEventListener("keydown", (event) => {
@@ -167,7 +160,7 @@
   const clear = (element) => {
     const { top, bottom } = element.getBoundingClientRect();
     const edge = (id) => document.getElementById(id).getBoundingClientRect();
-    return top >= edge("header").bottom && bottom <= Math.min(innerHeight, edge("launch").top > top ? edge("launch").top : innerHeight);
+    return top >= Math.max(edge("header").bottom, edge("launch").bottom) && bottom <= innerHeight;
   };
   const staying = new ResizeObserver((sizes) => {
     for (const { target } of sizes) {
@@ -250,6 +243,7 @@
       document.body.dataset.stage = text;
       // A form that somebody is in stays open when a run ends; otherwise the run is what is read now.
       if (text === "form") writeForm(true);
+      if (text === "results") land();
       else if (text === "results" && ran && !document.activeElement?.matches("#left :is(textarea, input, select, .methods *)")) writeForm(false);
       if (ran && text === "results" && focus === "cancel") focus = "answer-said";
       ran = text === "answers";

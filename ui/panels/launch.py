@@ -13,9 +13,9 @@ import gradio as gr
 from kvq_core.errors import KvqError
 from kvq_core.events import Finished, Step
 from kvq_core.logs import log_error
-from kvq_core.pipeline.estimate import loading_progress
+from kvq_core.pipeline.estimate import Estimate, loading_progress
 from kvq_core.pipeline.timings import RemainingTime
-from kvq_core.spec import parse_spec
+from kvq_core.spec import ComparisonSpec, parse_spec
 from ui.form.lanes_panel import LanesPanel
 from ui.form.setup_panel import Setup
 from ui.form.values import FIELDS, to_comparison
@@ -30,6 +30,7 @@ from ui.service.services import QUIET, SWIFT, Services, visitor
 from ui.service.streams import with_empty_end
 
 RUN = JobPanel("run", "Run", "Running", ("Cancelled", "warn", None, "What had arrived stays below; nothing was saved."))
+MOST_TOKENS = next(rule.le for rule in ComparisonSpec.model_fields["max_new_tokens"].metadata if hasattr(rule, "le"))
 WORKERS = 4  # presses of Run looked at together: each may wait for the model to be loaded, and Gradio's threads are few
 SOON_S = 1.0  # after which a press of Run that is still looked at is told why
 NO_TICKET: dict[str, Any] = {"id": None}
@@ -65,7 +66,10 @@ def wire_estimate(panel: LaunchPanel, setup: Setup, lanes: LanesPanel, services:
             spec = to_comparison(dict(zip(FIELDS, fields, strict=True)), form_lanes, rest)
             quote = services.admission.quote(spec)
             now = notice(RUN.refused, quote.refusal) if quote.refusal else ""
-            return [estimate_html(quote), now if said else gr.skip()]
+            return [
+                estimate_html(quote, spec.max_new_tokens if spec.continuation is None else None),
+                now if said else gr.skip(),
+            ]
         except KvqError as error:
             refused = f'<p class="warning refused">{safe(error)}</p>'
             return [refused, notice(RUN.refused, str(error)) if said else gr.skip()]
@@ -85,17 +89,36 @@ def wire_estimate(panel: LaunchPanel, setup: Setup, lanes: LanesPanel, services:
     )
 
 
-def estimate_html(quote: Quote) -> str:
-    """Tokens, time, memory; why it may not run here, what would not be quantized, and what makes the run slow."""
+def estimate_html(quote: Quote, new_tokens: int | None = None) -> str:
+    """Tokens, time, memory; why it may not run here, what would not be quantized, and what makes the run slow.
+    ``new_tokens``: those that are asked for, None of a continuation."""
     found = quote.estimate
     time = "time not measured yet" if found.seconds is None else f"about {seconds(found.seconds)}"
     several = f"{found.batches} batches on one prefill"
     rows = f"{plural(len(found.lanes), 'lane')}, {several if found.batches > 1 else 'one pass'}"
     facts = (f"{found.prompt_tokens:,} prompt tokens", time, size(found.bytes), rows)
-    said = [quote.remark, *(lane.warning for lane in found.lanes), *found.notes]
+    said = [quote.remark, *(lane.warning for lane in found.lanes if lane.starts_at is None), *found.notes]
     refused = f'<p class="error refused">{safe(quote.refusal)}</p>' if quote.refusal else ""
-    warnings = "".join(f'<p class="warning">{safe(text)}</p>' for text in said if text)
+    warnings = "".join(f'<p class="warning">{safe(text)}</p>' for text in said if text) + _too_short(found, new_tokens)
     return f'<p class="facts">{"".join(f"<span>{safe(fact)}</span>" for fact in facts)}</p>{refused}{warnings}'
+
+
+def _too_short(found: Estimate, new_tokens: int | None) -> str:
+    """The lanes that would quantize nothing, in one line, with the length at which all of them would."""
+    short = [lane for lane in found.lanes if lane.starts_at is not None]
+    if not short:
+        return ""
+    needed = max(lane.starts_at or 0 for lane in short)
+    one = len(short) == 1
+    who = short[0].label if one else f"{len(short)} formats"
+    said = (
+        f"{who} would quantize nothing: {'its' if one else 'their'} full-precision windows hold all "
+        f"{short[0].total_tokens:,} tokens. It takes {needed:,}."
+    )
+    more = (new_tokens or 0) + needed - short[0].total_tokens
+    offers = new_tokens is not None and more <= MOST_TOKENS and found.prompt_tokens + more <= found.context
+    button = f'<button type="button" class="plain-button" data-new-tokens="{more}">Generate {more:,} tokens</button>'
+    return f'<p class="warning">{safe(said)}</p>{button if offers else ""}'
 
 
 def wire_run(

@@ -72,8 +72,9 @@ def _card(records: tuple[Record, ...], papers: str | None) -> str:
         f'<section class="card two-models" aria-label="Two models"><p class="asked">One chat, the same formats, two '
         f'models</p><h2>{_headline(rows, names)}</h2><p class="ask"><q>{safe(records[0].question)}</q></p>'
         '<label class="subtract"><input type="checkbox" id="subtract-mean"> Subtract the mean key before rounding '
-        f'<small>{_cost(rows)}</small></label><div class="scroll"><table class="plain"><thead><tr><th scope="col">Format'
-        f'</th><th scope="col">{term("bytes", "Memory")}</th>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+        f"<small>{_cost(rows)}</small></label>"
+        '<div class="scroll"><table class="plain"><thead><tr><th scope="col">Format</th>'
+        f'<th scope="col">{term("bytes", "Memory")}</th>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
         f'<p class="ways"><a href="?run={safe(first)}&amp;vs={safe(second)}">Both runs side by side</a>{way}'
         '<a href="?learn=1">Take the tour</a></p></section>'
     )

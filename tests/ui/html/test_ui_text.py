@@ -8,6 +8,7 @@ import torch
 
 from kvq_core.errors import StoreError
 from kvq_core.events import LaneProgress, Step
+from kvq_core.pipeline.estimate import Estimate, LaneEstimate
 from kvq_core.pipeline.examples import example_ids, packaged_store
 from kvq_core.spec import parse_spec
 from tests.support.ui_record_factory import make_run
@@ -136,9 +137,6 @@ def test_history_keeps_the_newest_first_and_once():
 
 
 def test_estimate_says_what_would_not_be_quantized():
-    from kvq_core.pipeline.estimate import Estimate, LaneEstimate
-    from ui.service.admission import Quote
-
     lane = LaneEstimate("KIVI", 0, 0, 20, "KIVI would quantize nothing: all 20 tokens fit.")
     html = estimate_html(Quote(Estimate(20, 8192, None, 900_000_000, [lane]), "Too large here.", None))
     assert (
@@ -150,13 +148,24 @@ def test_estimate_says_what_would_not_be_quantized():
     )
 
 
+def test_formats_that_would_quantize_nothing_are_one_warning_with_a_way_out():
+    short = [LaneEstimate(f"q4 {n}", 0, 0, 100, f"q4 {n} would quantize nothing.", 133 + n % 2) for n in range(8)]
+    quote = Quote(Estimate(36, 8192, None, 900_000_000, [LaneEstimate("KIVI", 64, 64, 100, None), *short]), None, None)
+    html = estimate_html(quote, 64)
+    assert html.count('class="warning"') == 1 and "8 formats would quantize nothing" in html and "It takes 134." in html
+    assert 'data-new-tokens="98"' in html and "Generate 98 tokens" in html
+    assert "data-new-tokens" not in estimate_html(quote), "a continuation is as long as it is"
+    assert "data-new-tokens" not in estimate_html(quote, 2040), "no more than may be asked for"
+
+
 @pytest.mark.parametrize("id", ["nope", "../../etc/passwd", "\x00\xff", "é" * 5000, "a" * 16])
 def test_a_link_that_opens_nothing_is_a_card(id, tmp_path):
     from types import SimpleNamespace
 
     from kvq_core.store.store import open_store
     from ui.form.filling import open_page
-    from ui.service.services import Services
+    from ui.service.admission import Quote
+from ui.service.services import Services
 
     services = Services(open_store(str(tmp_path)), None, None)
     shown, message, form = open_page(SimpleNamespace(query_params={"run": id}), services)

@@ -1,0 +1,36 @@
+  // Where an address or the header leads to: the part is opened where it is closed, and comes into sight.
+  const goPart = (id) => {
+    const part = document.getElementById(id);
+    if (!part?.checkVisibility()) return false;
+    part.querySelector(":scope > button.label-wrap:not(.open), :scope > .block > button.label-wrap:not(.open)")?.click();
+    part.tabIndex = -1;
+    part.focus({ preventScroll: true });
+    part.scrollIntoView({ block: "start" });
+    return true;
+  };
+  // Once, when the run that an address names is there: its view, or the part behind its #.
+  let landed = false;
+  const land = () => {
+    if (landed) return;
+    landed = true;
+    const asked = new URLSearchParams(location.search);
+    const part = location.hash.slice(1) || (asked.has("vs") ? "beside" : asked.has("view") ? "where" : "");
+    if (part) setTimeout(() => goPart(part), 60);
+  };
+  // The length from which every lane quantizes something, in place of the one that is asked for.
+  document.addEventListener("click", ({ target }) => {
+    const tokens = target.closest?.("[data-new-tokens]")?.dataset.newTokens;
+    const box = tokens && document.querySelector("#max-new-tokens input[type=number]");
+    if (!box) return;
+    box.value = tokens;
+    for (const kind of ["input", "change", "blur"]) box.dispatchEvent(new Event(kind, { bubbles: true }));
+  });
+  // A lane is added to the run that is shown: where the form holds another comparison, it holds the run's first.
+  const addLane = () => {
+    const back = document.querySelector("#differs [data-form-back]");
+    const add = () => document.getElementById("add-lane").click();
+    writeForm(true);
+    if (!back) return add();
+    document.addEventListener("kvq-filled", () => setTimeout(add, 60), { once: true });
+    back.click();
+  };
