@@ -23,6 +23,7 @@ from ui.panels.history import history_html, remember
 from ui.panels.launch import estimate_html
 from ui.panels.live_cards import LiveCards
 from ui.panels.scorecard import _block
+from ui.service.admission import Quote
 from ui.views.storage import extrapolation
 from ui.words.texts import disagreement
 
@@ -164,8 +165,7 @@ def test_a_link_that_opens_nothing_is_a_card(id, tmp_path):
 
     from kvq_core.store.store import open_store
     from ui.form.filling import open_page
-    from ui.service.admission import Quote
-from ui.service.services import Services
+    from ui.service.services import Services
 
     services = Services(open_store(str(tmp_path)), None, None)
     shown, message, form = open_page(SimpleNamespace(query_params={"run": id}), services)
