@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 
+from kvq_core.analysis.verdict import TIERS
 from kvq_core.errors import KvqError
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.record.fields import LaneRecord, Record
@@ -14,6 +15,7 @@ from ui.panels.tour import shipped_ids
 RUNS = ("first-sight", "first-sight-qwen")
 PAPERS = "five-ideas"
 LONGEST = 110  # characters of an answer
+KEPT, RUINED = TIERS[-2].kld, 1.0  # nats of mean KLD up to which an answer is kept, and from which it is ruined
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def _card(records: tuple[Record, ...], papers: str | None) -> str:
     way = f'<a href="?run={safe(papers)}">The five papers</a>' if papers else ""
     return (
         f'<section class="card two-models" aria-label="Two models"><p class="asked">One chat, the same formats, two '
-        f'models</p><h2>{_headline(rows, names)}</h2><p class="ask"><q>{safe(records[0].question)}</q></p>'
+        f'models</p><h2>{headline(rows, names)}</h2><p class="ask"><q>{safe(records[0].question)}</q></p>'
         '<label class="subtract"><input type="checkbox" id="subtract-mean"> Subtract the mean key before rounding '
         f"<small>{_cost(rows)}</small></label>"
         '<div class="scroll"><table class="plain"><thead><tr><th scope="col">Format</th>'
@@ -80,11 +82,20 @@ def _card(records: tuple[Record, ...], papers: str | None) -> str:
     )
 
 
-def _headline(rows: list[FormatRow], names: list[str]) -> str:
-    """The format whose loss differs most between the two models, and what subtracting the mean does to it."""
-    worst = max(rows, key=lambda row: _kld(row.plain[1]) / max(_kld(row.plain[0]), 1e-9))
-    said = f"{safe(worst.label)} keeps the answer on {safe(names[0])} and ruins it on {safe(names[1])}"
-    return f"{said}. Subtracting the mean key repairs it." if worst.centred else f"{said}."
+def headline(rows: list[FormatRow], names: list[str]) -> str:
+    """The format whose loss differs most between the first two models, and whether subtracting the mean helps there."""
+    row = max(rows, key=lambda row: _kld(row.plain[1]) / max(_kld(row.plain[0]), 1e-9))
+    here, there = map(_kld, row.plain[:2])
+    label, first, second = map(safe, (row.label, *names[:2]))
+    if here > KEPT or there < RUINED:
+        return f"{label} has a KLD of {_nats(here)} on {first} and of {_nats(there)} on {second}."
+    said = f"{label} keeps the answer on {first} and ruins it on {second}"
+    repaired = bool(row.centred) and _kld(row.centred[1]) <= KEPT
+    return f"{said}; there, subtracting the mean key repairs it." if repaired else f"{said}."
+
+
+def _nats(kld: float) -> str:
+    return significant(kld, 2)
 
 
 def _cost(rows: list[FormatRow]) -> str:
@@ -136,4 +147,4 @@ def _answer(lane: LaneRecord) -> str:
     shown = shorten(same + "".join(lane.tokens[len(lane.tokens) if at is None else at :]), LONGEST)
     rest = shown[len(same) :]
     marked = f"{safe(shown[: len(same)])}<mark>{safe(rest)}</mark>" if rest else safe(shown)
-    return f'<span class="said">{marked}</span> <small>KLD {significant(_kld(lane), 2)}</small>'
+    return f'<span class="said">{marked}</span> <small>KLD {_nats(_kld(lane))}</small>'

@@ -50,7 +50,7 @@ def test_an_answer_that_cannot_be_written_ahead_costs_no_page():
 
 @pytest.mark.slow
 def test_an_empty_page_and_a_link_of_a_run_have_their_answer_inside(server):
-    home, other = shipped_ids()["five-ideas"], shipped_ids()["keys-or-values"]
+    home, other = shipped_ids()["first-sight"], shipped_ids()["keys-or-values"]
     shown = {"__theme=dark": home, f"run={other}": other, f"run={other}&view=damage&at=3.1.5": other}
     for query, run in shown.items():
         page = server(f"/?{query}")[2].decode()
@@ -68,7 +68,7 @@ def test_previews_of_a_runs_link_are_its_answer_and_its_card(server):
     run = packaged_store().list()[0].id
     page = server(f"/?run={run}")[2].decode()
     tags = dict(re.findall(r'<meta (?:property|name)="((?:og|twitter):[a-z:]+)" content="([^"]*)"', page))
-    assert "KV cache" in tags["og:title"] and tags["og:title"] != "KVQ Explorer" and " bytes" in tags["og:description"]
+    assert "KV cache" in tags["og:title"] and tags["og:title"] != "KVQ Explorer" and " of the fp16 cache" in tags["og:description"]
     assert tags["og:image"].endswith(f"/card.png?run={run}") and tags["twitter:card"] == "summary_large_image"
     status, headers, body = server(f"/card.png?run={run}")
     assert status == 200 and headers["Content-Type"] == "image/png"

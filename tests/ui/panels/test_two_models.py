@@ -1,0 +1,62 @@
+"""What an empty page says first: formats on two models, from the runs that ship."""
+
+import re
+
+import pytest
+
+from kvq_core.pipeline.examples import packaged_store
+from tests.support.ui_record_factory import make_run
+from ui.panels.tour import shipped_ids
+from ui.panels.two_models import KEPT, RUNS, FormatRow, format_rows, headline, two_models_html
+
+NAMES = ["A", "B"]
+
+
+def row(here: float, there: float, centred: tuple[float, float] | None = None) -> FormatRow:
+    def lane(kld: float):
+        found = make_run(1)[0].lanes[0]
+        return found.model_copy(update={"metrics": found.metrics.model_copy(update={"kld_mean": kld})})
+
+    return FormatRow("q", (lane(here), lane(there)), tuple(map(lane, centred)) if centred else ())
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            [row(0.03, 4.0, (0.02, 0.005))],
+            "q keeps the answer on A and ruins it on B; there, subtracting the mean key repairs it.",
+        ),
+        ([row(0.03, 4.0, (0.02, 2.0))], "q keeps the answer on A and ruins it on B."),
+        ([row(0.03, 4.0)], "q keeps the answer on A and ruins it on B."),
+        ([row(0.3, 4.0, (0.2, 0.005))], "q has a KLD of 0.3 on A and of 4.0 on B."),
+        ([row(0.03, 0.5, (0.02, 0.005))], "q has a KLD of 0.03 on A and of 0.5 on B."),
+    ],
+)
+def test_the_headline_claims_no_more_than_was_measured(rows, said):
+    assert headline(rows, NAMES) == said
+
+
+def test_the_runs_that_ship_have_deployed_formats_first_on_both_models():
+    records = [packaged_store().load(shipped_ids()[name])[0] for name in RUNS]
+    rows = format_rows(tuple(records))
+    assert [record.environment.model_title.split("-")[0] for record in records] == ["SmolLM2", "Qwen2.5"]
+    assert all(record.results_version == records[0].results_version for record in records)
+    assert [found.label.split()[0] for found in rows][:3] == ["llama.cpp"] * 3 and sum(
+        bool(r.centred) for r in rows
+    ) == 2
+    one = next(found for found in rows if found.label == "llama.cpp q4_1")
+    assert one.plain[0].metrics.kld_mean < KEPT and "Biscuit" in one.plain[0].text
+    assert one.plain[1].metrics.kld_mean > 1 and "Biscuit" not in one.plain[1].text
+    assert one.centred[1].metrics.kld_mean < KEPT and "Biscuit" in one.centred[1].text
+
+
+def test_the_card_leads_to_both_runs_and_to_the_five_papers_and_never_says_what_to_use():
+    html = two_models_html()
+    first, second = (shipped_ids()[name] for name in RUNS)
+    assert f"?run={first}&amp;vs={second}" in html and f"?run={shipped_ids()['five-ideas']}" in html
+    assert html.count('class="as-it-is"') == html.count('class="if-subtracted">') - html.count(
+        'if-subtracted">as it is'
+    )
+    assert 'id="subtract-mean"' in html and "repairs it" in html
+    assert not re.search(r"-ctk|kv-cache-dtype|\bbest\b|\buse\b", html)
