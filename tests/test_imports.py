@@ -68,7 +68,7 @@ _TABLE = """
     ui.panels: analysis claims errors events frozen inspection links logs methods models packed pipeline presets
         record settings spec store training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views
         ui.words
-    ui.study: errors events limits logs models settings spec store studies ui.figures ui.form ui.html ui.panels
+    ui.study: errors events limits logs models presets settings spec store studies ui.figures ui.form ui.html ui.panels
         ui.service ui.views ui.words
     ui.decide: advice analysis decision errors inspection limits links logs models settings sizing spec studies
         ui.figures ui.html ui.panels ui.service ui.study ui.views

@@ -51,6 +51,7 @@ SURFACE = {
         "weights": "kvq_core.advice.report.WeightsFile",
         "plain_bytes": "int",
         "plain_fits": "bool | None",
+        "unflagged": "str | None = None",
     },
     "ComparisonSpec": {
         "model": "str = 'smollm2-135m-instruct-q4_1'",

@@ -34,7 +34,7 @@ class FitPlace:
         taken = cost.of(self.ask.context, self.ask.batch)
         option = Option(lane.label, lane_data(lane), *taken, fits=self._fits(taken.nbytes, cost))
         flags, refused = self._flags(lane)
-        unread = _unread(lane) if flags else None
+        unread = _unread(lane, self.ask.context) if flags else None
         return replace(option, flags=None if unread else flags, refused=refused, unread=unread)
 
     def longest(self, lane: Lane) -> int:
@@ -80,13 +80,13 @@ class FitPlace:
         return found, None if found else f"{self.ask.engine} cannot have it: {why}"
 
 
-def _unread(lane: Lane) -> str | None:
+def _unread(lane: Lane, context: int) -> str | None:
     """That a lane read its prompts in full precision where its engine reads them through the cache; None where it read
     them as that engine does, or says itself in which chunks."""
     if lane.prefill != "full":
         return None
     served = lane.model_copy(update={"prefill": "deployed"}).chunks
-    if served is None:
+    if served is None or (served.own_chunk == "raw" and served.chunk >= context):  # all of it at once, as computed
         return None
     return f"{lane.label} as a server reads prompts, {served.chunk:,} tokens at a time: the study read them whole"
 

@@ -65,7 +65,7 @@ def two_models_html() -> str:
 
 def _card(records: tuple[Record, ...], papers: str | None) -> str:
     rows = format_rows(records)
-    names = [record.environment.model_title.split(" (")[0] for record in records]
+    names = [record.environment.model_title.split(" (")[0].removesuffix("-Instruct") for record in records]
     heads = "".join(f'<th scope="col">{safe(name)}</th>' for name in names)
     body = _reference(records, names) + "".join(_row(row, names) for row in rows)
     first, second = (record.id for record in records[:2])

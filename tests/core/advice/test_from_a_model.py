@@ -139,7 +139,7 @@ def test_layers_are_tried_where_no_lane_will_do(model: str, store: Store, found:
 def _check_grounds(whole: Decision) -> None:
     """The policy beside what is simpler, every layer's score, what fits, and one front free and one of the engine."""
     grounds = whole.grounds
-    assert grounds.policy is not None and (grounds.policy.scored, grounds.policy.unseen) == (5, 5)
+    assert grounds.policy is not None and (grounds.policy.scored, grounds.policy.unseen) == (6, 6)
     by_what = {each.what: each for each in grounds.policy.lanes}
     assert {"policy", "ends"} <= set(by_what) and by_what["policy"].predicted is not None
     (own,) = [each for each in whole.advice.front if each.policy]

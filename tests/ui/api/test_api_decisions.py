@@ -43,10 +43,10 @@ def test_a_study_streams_and_is_there_by_its_id(client):
 def test_a_decision_streams_and_is_there_by_its_id(client, tmp_path, monkeypatch):
     monkeypatch.setattr("kvq_core.advice.deciding.NEW_TOKENS", 3)
     model = str(write_model(tmp_path / "tiny"))
-    asked = {"model": model, "prompts": {"texts": [prompt(at) for at in range(5)]}, "context": 200}
+    asked = {"model": model, "prompts": {"texts": [prompt(at) for at in range(12)]}, "context": 200}
     asked |= {"engine": "llama.cpp", "tolerance": "100"}
     told = client.predict(asked, api_name="/estimate_decision")
-    assert (told["runs"], told["todo"], told["passes"], told["refusal"]) == (5, 5, 0, None)
+    assert (told["runs"], told["todo"], told["passes"], told["refusal"]) == (12, 12, 6, None)
     updates = list(client.submit(asked, api_name="/decide"))
     last = updates[-1]
     assert last["stage"] == "finished" and last["study"] == told["study"] and updates[0]["decision"] is None

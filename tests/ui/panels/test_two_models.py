@@ -29,8 +29,8 @@ def row(here: float, there: float, centred: tuple[float, float] | None = None) -
         ),
         ([row(0.03, 4.0, (0.02, 2.0))], "q keeps the answer on A and ruins it on B."),
         ([row(0.03, 4.0)], "q keeps the answer on A and ruins it on B."),
-        ([row(0.3, 4.0, (0.2, 0.005))], "q has a KLD of 0.3 on A and of 4.0 on B."),
-        ([row(0.03, 0.5, (0.02, 0.005))], "q has a KLD of 0.03 on A and of 0.5 on B."),
+        ([row(0.3, 4.0, (0.2, 0.005))], "q has a KLD of 0.30 on A and of 4.0 on B."),
+        ([row(0.03, 0.5, (0.02, 0.005))], "q has a KLD of 0.030 on A and of 0.50 on B."),
     ],
 )
 def test_the_headline_claims_no_more_than_was_measured(rows, said):

@@ -68,7 +68,11 @@ def test_previews_of_a_runs_link_are_its_answer_and_its_card(server):
     run = packaged_store().list()[0].id
     page = server(f"/?run={run}")[2].decode()
     tags = dict(re.findall(r'<meta (?:property|name)="((?:og|twitter):[a-z:]+)" content="([^"]*)"', page))
-    assert "KV cache" in tags["og:title"] and tags["og:title"] != "KVQ Explorer" and " of the fp16 cache" in tags["og:description"]
+    assert (
+        "KV cache" in tags["og:title"]
+        and tags["og:title"] != "KVQ Explorer"
+        and " of the fp16 cache" in tags["og:description"]
+    )
     assert tags["og:image"].endswith(f"/card.png?run={run}") and tags["twitter:card"] == "summary_large_image"
     status, headers, body = server(f"/card.png?run={run}")
     assert status == 200 and headers["Content-Type"] == "image/png"
