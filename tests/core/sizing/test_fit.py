@@ -284,10 +284,18 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     assert by_engine(told, "SGLang")["fp16"].reserved is None, "how it holds states was not read"
 
 
-@pytest.mark.parametrize("given", ["24", "GB", "0GB", "24 apples", "-1GB"])
+@pytest.mark.parametrize("given", ["24000", "24B", "GB", "0", "0GB", "24 apples", "-1GB"])
 def test_a_memory_has_a_number_and_a_unit(given: str) -> None:
     with pytest.raises(SpecError, match="24GB"):
         memory_of(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "bytes_"),
+    [("24", 24e9), ("22.5", 22.5e9), ("24G", 24e9), ("24 gb", 24e9), ("80Gi", 80 * 2**30), ("24564MiB", 24564 * 2**20)],
+)
+def test_a_memory_without_a_unit_is_the_one_that_it_can_only_be(given: str, bytes_: float) -> None:
+    assert memory_of(given) == bytes_
 
 
 def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
