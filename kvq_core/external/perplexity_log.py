@@ -1,6 +1,5 @@
 """What ``llama-perplexity --kl-divergence`` prints, read back."""
 
-import codecs
 import math
 import re
 from collections import Counter
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvq_core.errors import SpecError
+from kvq_core.machine import files
 
 # tools/perplexity/perplexity.cpp, kl_divergence, of 050fc7f32; until PR 7058 its blocks began with Average and had no
 # line for the same top: that is the last column of the last chunk's row there. C libraries write what is no number as
@@ -23,7 +23,6 @@ _LINES = {
 _CHUNK = re.compile(r"^ *(\d+) {4,}[-\dni].*$", re.MULTILINE)
 _SAME = re.compile(rf"{_NUMBER} +\S+ +{_NUMBER}\s*$", re.IGNORECASE)  # of a chunk's row in the early form
 _ANSI = re.compile(r"\x1b\[[\d;]*m")
-_MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # what PowerShell 5 writes by >
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,11 @@ class LoggedRun:
     broke: str | None = None
 
 
-def read_logs(files: Sequence[Path]) -> list[LoggedRun]:
+def read_logs(logs: Sequence[Path]) -> list[LoggedRun]:
     """Every result of every log, named by its file: with its folder where files share a name, with its line where a log
     has several. Raises SpecError where a log has none."""
-    stems = Counter(file.stem for file in dict.fromkeys(files))
-    return [run for file in dict.fromkeys(files) for run in _results(file, stems[file.stem] > 1)]
+    stems = Counter(file.stem for file in dict.fromkeys(logs))
+    return [run for file in dict.fromkeys(logs) for run in _results(file, stems[file.stem] > 1)]
 
 
 def _results(file: Path, whole: bool) -> Iterator[LoggedRun]:
@@ -80,7 +79,6 @@ def _finite(number: str) -> float | None:
 def _text(file: Path) -> str:
     """Raises SpecError where it cannot be read."""
     try:
-        data = file.read_bytes()
+        return file.read_text(encoding=files.encoding_of(file), errors="replace")
     except OSError as error:
         raise SpecError(f"{file} cannot be read: {error.strerror or error}.") from None
-    return data.decode(_MARKS.get(data[:2], "utf-8-sig"), errors="replace")

@@ -104,8 +104,10 @@ def files_of(source: ModelSource) -> Files:
 
 
 def path_of(id: str) -> Path | None:
-    """Where on this machine the model of an id lies; None for the bundled one and for those of the Hub. Raises ModelError
-    for an id that can be none."""
+    """Where on this machine the model of an id lies; None for the bundled one and for those of the Hub.
+
+    Raises ModelError for an id that can be none.
+    """
     if id.startswith(FILE):
         return _folder(id.removeprefix(FILE))
     if id.startswith(FOLDER):

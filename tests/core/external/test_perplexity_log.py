@@ -39,7 +39,7 @@ Mean    Δp: -0.312 ± 0.012 %
 Maximum Δp: 55.500%
 RMS Δp    :  5.301 ± 0.402 %
 Same top p: 91.765 ± 1.219 %
-"""
+"""  # noqa: E501
 # As examples/perplexity/perplexity.cpp formatted it before PR 7058: the same top is a share, in the table alone.
 EARLY = """\
 chunk        PPL          ln(PPL(Q)/PPL(base))          KL-Divergence           Same top

@@ -91,8 +91,9 @@ def test_a_prompt_of_csv_is_as_long_as_one_of_any_file(tmp_path):
         ("p.jsonl", "[1]", "a prompt is an object"),
         ("p.jsonl", '{"prompt": "a", "id": "x"}\n{"prompt": "b", "id": "x"}', "the id 'x' is given to prompts 1, 2"),
         ("p.jsonl", '{"prompt": "a", "answer": 1}', "line 1: answer and verifier go together"),
-        ("p.md", "x", "files end in .jsonl, .csv, .parquet, .txt"),
-        ("p.txt", b"\xff\xfe", "not text in UTF-8"),
+        ("p.md", "x", "files end in .jsonl, .json, .csv, .parquet, .txt"),
+        ("p.txt", b"\xff\xfa", "not text in UTF-8"),
+        ("p.json", "[1", "p.json, line 1: this is not valid JSON"),
     ],
 )
 def test_bad_files_are_refused_in_a_line(tmp_path, name, text, why):
