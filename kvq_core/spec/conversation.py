@@ -79,7 +79,8 @@ class Chat(SpecPart):
 def _with_last(data: dict[str, Any], passed: Passed) -> dict[str, Any]:
     """A last answer as the continuation, where it is one; ``last`` stays where it says something else."""
     rest = {name: value for name, value in data.items() if name != "last"}
-    *before, end = data.get("messages") or [None]
+    given = data.get("messages")
+    *before, end = given if isinstance(given, list | tuple) and given else [None]
     told = end.model_dump() if isinstance(end, Message) else end
     if not isinstance(told, dict) or told.get("role") != "assistant":
         return rest if data.get("last") in ("answer", "context") else data

@@ -176,7 +176,10 @@ def _csv(path: Path) -> Rows:
     csv.field_size_limit(2**31 - 1)  # of its own accord it takes 131,072 characters; prompts say how long they may be
     with path.open(encoding=files.encoding_of(path), newline="") as lines:
         reader = csv.DictReader(lines, restkey="", strict=True)
-        _check_columns(path, list(reader.fieldnames or ()))
+        try:
+            _check_columns(path, list(reader.fieldnames or ()))
+        except csv.Error as error:
+            raise SpecError(f"{path.name} is not valid CSV: {error}.") from None
         while True:
             try:
                 row: Any = _cells(next(reader))

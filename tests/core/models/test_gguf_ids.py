@@ -11,7 +11,7 @@ import pytest
 from kvq_core.errors import ModelError
 from kvq_core.events import Finished, Loading
 from kvq_core.links import decode, encode
-from kvq_core.models import LoadedModel, conversion_progress, load, outline, prepare
+from kvq_core.models import LoadedModel, conversion_progress, load, prepare
 from kvq_core.models.gguf import conversion, hub
 from kvq_core.models.gguf import folder as kept
 from kvq_core.models.identity import SOURCE
@@ -298,17 +298,3 @@ def test_names_the_hub_does_not_have(fake_hub, wanted: str, said: str) -> None:
 )
 def test_what_is_no_file_of_the_hub(id: str) -> None:
     assert hub.parts(id) is None
-
-
-@pytest.mark.parametrize("form", ['"{}"', "'{}'", " {}\n", "file://{}", "file://localhost{}"])
-def test_a_path_is_taken_as_it_was_copied(tmp_path, form: str) -> None:
-    """From a file manager, a shell or a browser; with the blanks of its name as a browser has them."""
-    file = write(tmp_path / "my model.gguf", source("llama"))
-    given = str(file).replace(" ", "%20") if form.startswith("file:") else str(file)
-    assert known_as(form.format(given)) == known_as(str(file))
-
-
-@pytest.mark.parametrize("given", ["~nobody-here/m.gguf", "file://[m.gguf", "file:///m%00.gguf", "x" * 300 + ".gguf"])
-def test_a_path_that_can_be_none_is_refused_in_one_line(given: str) -> None:
-    with pytest.raises(ModelError, match="is not a model directory or"):
-        outline(given)

@@ -8,7 +8,7 @@ import pytest
 from hf_mem.safetensors.kv_cache import compute_safetensors_kv_cache_size
 
 from benchmarks.format_bits import rows
-from kvq_core.errors import ModelError, SpecError
+from kvq_core.errors import ModelError
 from kvq_core.models import load
 from kvq_core.packed.measurement import MeasureRequest, measure
 from kvq_core.sizing.fit import Cache, Fit, FitRequest, Reserve, fit, fit_of_folder, memory_of
@@ -282,20 +282,6 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     assert {row.fits for each in told.formats for row in each.engines} == {None}
     assert "more than the model's own context" in told.warnings[0]
     assert by_engine(told, "SGLang")["fp16"].reserved is None, "how it holds states was not read"
-
-
-@pytest.mark.parametrize("given", ["24000", "24B", "GB", "0", "0GB", "24 apples", "-1GB"])
-def test_a_memory_has_a_number_and_a_unit(given: str) -> None:
-    with pytest.raises(SpecError, match="24GB"):
-        memory_of(given)
-
-
-@pytest.mark.parametrize(
-    ("given", "bytes_"),
-    [("24", 24e9), ("22.5", 22.5e9), ("24G", 24e9), ("24 gb", 24e9), ("80Gi", 80 * 2**30), ("24564MiB", 24564 * 2**20)],
-)
-def test_a_memory_without_a_unit_is_the_one_that_it_can_only_be(given: str, bytes_: float) -> None:
-    assert memory_of(given) == bytes_
 
 
 def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
