@@ -128,7 +128,7 @@ def _sample(row: dict[str, Any], passed: Passed) -> dict[str, Any]:
     at = int(target) if len(every) > 1 and target.isdecimal() else len(every) - 1
     if not 0 <= at < len(every) or (at and not target.isdecimal()) or not isinstance(every[at], list) or not every[at]:
         raise SpecError(f"its arguments are {len(every)} requests, and target = {excerpt(target)} is none of them.")
-    passed.update(name for name in row if name != "arguments")
+    passed.update(name for name in row if name not in ("arguments", "last"))
     (prompt, *_), rest = every[at][0] if isinstance(every[at][0], list) else every[at][:1], every[at][1:]
     chat = _json(prompt) if isinstance(prompt, str) and prompt.startswith("[{") else None
     own = {"messages": chat} if isinstance(chat, list) else {"prompt": prompt}

@@ -228,6 +228,7 @@ def sample(*requests: object, **more: object) -> dict:
 def test_samples_of_lm_eval_are_prompts(data: dict, prompt: str, continuation: str | None) -> None:
     found = row(data)
     assert (found.prompt, found.continuation) == (prompt, continuation) and found.passed["acc"] == 1
+    assert "last" not in row({"last": "answer", **data}).passed
 
 
 def test_a_sample_of_a_chat_is_its_messages_and_one_without_its_right_choice_is_refused() -> None:
