@@ -60,14 +60,13 @@ def read_row(given: dict[str, Any], passed: Passed) -> dict[str, Any]:
         row = {"id": row.pop("custom_id"), **row}
     if isinstance(row.get("doc"), dict) and row.get("arguments"):
         row = _sample(row, passed)
+    row |= {name: _json(row[name]) for name in (*CHATS, "tools") if isinstance(row.get(name), str)}  # JSON in tables
     for name in CHATS[1:]:
         if isinstance(row.get(name), list) and "messages" not in row:
             system = row.pop("system", None)
             row["messages"] = [{"role": "system", "content": system}] * bool(system) + row.pop(name)
     if isinstance(row.get("messages"), list):
         row["messages"] = [*row["messages"], *_responses(row)]
-    if isinstance(row.get("tools"), str):  # LLaMA-Factory's
-        row["tools"] = _json(row["tools"])
     if row.get("images"):
         raise SpecError("it has images, and text alone can be read; leave them out, or the whole row.")
     return _without(row, _OF_CALLS, passed)
@@ -82,7 +81,7 @@ def read_message(given: dict[str, Any], number: int, passed: Passed) -> dict[str
     call = own.get("function_call")  # OpenAI's before there were tools
     if own.get("role") == "function_call":  # LLaMA-Factory's
         call, own["content"] = _json(own.get("content")), ""
-    if isinstance(call, dict):
+    if isinstance(call, dict) and not own.get("tool_calls"):
         own["tool_calls"] = [{"type": "function", "function": call}]
     if isinstance(role := own.get("role"), str):
         own["role"] = _ROLES.get(role, role)

@@ -227,7 +227,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _check_columns(path: Path, columns: list[str]) -> None:
-    if not {"prompt", *CHATS} & set(columns):
+    if not {"prompt", "body", "request", "arguments", *CHATS} & set(columns):
         there = ", ".join(columns[:12]) or "none"
         raise SpecError(f"{path.name} has no column prompt or messages; it has {abbreviate(there, 200)}.")
 

@@ -112,6 +112,7 @@ OLLAMA = {"model": "llama3.2", "options": {"num_ctx": 4096}, "keep_alive": "5m",
         (OLLAMA, {"model": 1, "options": 1, "keep_alive": 1}),
         ({"conversations": [{"from": who, "value": what} for who, what in SHAREGPT], "id": "s"}, {}),
         ({"conversation": [USER, ASSISTANT, MORE]}, {}),
+        ({"messages": json.dumps([USER, ASSISTANT, MORE])}, {}),
         ({"messages": [{**USER, "thinking": "Hm."}, ASSISTANT, {**MORE, "images": []}]}, {"thinking": 1, "images": 1}),
     ],
 )
