@@ -80,8 +80,9 @@ def engine_formats() -> tuple[Candidate, ...]:
 def _of_transformers(config: dict[str, str]) -> Lane:
     """The lane of a QuantizedCache, whose settings are the methods' knobs. Raises SpecError."""
     backend, axes = config["backend"].lower(), {config["axis_key"], config["axis_value"]}
-    if backend not in ("quanto", "hqq"):
-        raise SpecError(f"transformers has no format {excerpt(config['backend'])} here; known: quanto, hqq.")
+    known = dict.fromkeys(each.method.name for each in engine_formats() if "transformers" in each.method.cache_types)
+    if backend not in known:
+        raise SpecError(f"transformers has no format {excerpt(config['backend'])} here; known: {', '.join(known)}.")
     if len(axes) > 1:
         raise SpecError(f"axis_key and axis_value differ: {' and '.join(sorted(axes))}; here both are one axis.")
     try:

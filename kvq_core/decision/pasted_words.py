@@ -45,7 +45,7 @@ def settings(text: str) -> dict[str, str] | None:
     if not (found := _CONFIG.search(text)):
         return None
     told = dict(_SETTING.findall(text))
-    backend = {"backend": "hqq"} if (found[1] or "").lower() == "hqq" else {}
+    backend = {"backend": found[1]} if found[1] else {}
     if not told and not backend and "cache_implementation" not in text:
         raise SpecError(f"{excerpt(text)} cannot be read: it gives none of {', '.join(CONFIG)}.")
     return {**{name: str(value) for name, value in CONFIG.items()}, **backend, **told}

@@ -170,7 +170,7 @@ def test_code_that_is_printed_is_read_back(method) -> None:
         ("mlx_lm.server --kv-bits 4 --kv-group-size 32", "per_token with bits = 4, group_size = 32"),
         ("lmdeploy serve api_server M --quant-policy 8", "LMDeploy's 8 is no format here.* per_token with bits = 8"),
         ("lmdeploy --quant-policy 42", "LMDeploy's 42 is no format here; known: 0, 16, 17"),
-        ('QuantizedCache(backend="fp8", config=c)', "transformers has no format 'fp8' here; known: quanto, hqq"),
+        ('QuantizedCache(backend="fp8", config=c)', "transformers has no format 'fp8' here; known: hqq, quanto"),
         ("cache_config={'axis_key': 0, 'axis_value': 1}", "axis_key and axis_value differ: 0 and 1"),
         ("cache_config={'backend': 'quanto', 'nbits': 8}", "bits"),
         ("-ctk $TYPE -ctv ${TYPE}", "-ctk is given no value that can be read"),
