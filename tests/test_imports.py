@@ -42,7 +42,7 @@ _TABLE = """
     sizing: codecs errors frozen
     pipeline: analysis capture codecs engine errors events frozen logs machine methods metrics models presets record
         settings spec store
-    external: errors events methods models pipeline record spec
+    external: errors events machine methods models pipeline record spec
     inspection: analysis capture engine errors frozen machine methods metrics models presets settings sizing spec
     packed: codecs engine errors events frozen kernels machine methods models pipeline spec
     claims: capture codebooks codecs divergence engine errors frozen machine methods models pipeline presets record

@@ -61,6 +61,7 @@ SURFACE = {
         "prompt": "str = ''",
         "messages": "tuple[kvq_core.spec.conversation.Message, ...] | None = None",
         "tools": "tuple[dict[str, typing.Any], ...] = ()",
+        "last": "Optional[Literal['answer', 'context']] = None",
         "score_turns": "Literal['last', 'all'] = 'last'",
         "chat": "bool = True",
         "continuation": "str | None = None",

@@ -63,12 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) ->
 
 def engine(arguments: argparse.Namespace) -> None:
     """Measure every pair of types in llama.cpp, and print them beside the logs."""
-    from kvq_core.external.perplexity_log import read_log
+    from kvq_core.external.perplexity_log import read_logs
 
     given = [arguments.gguf, arguments.types, arguments.prompts]
     if any(given) != all(given) or not (any(given) or arguments.log):
         raise SpecError("Give --gguf, --types and --prompts together, or logs with --log.")
-    logs = [read_log(file) for file in arguments.log]
+    logs = read_logs(arguments.log)
     measured: list[EngineDamage] = []
     if any(given):
         arguments.quiet()
@@ -140,7 +140,8 @@ def table(measured: list["EngineDamage"], logs: list["LoggedRun"]) -> str:
     for log in logs:
         same = "-" if log.same_top is None else f"{log.same_top:.1%}"
         p99 = "-" if log.kld_p99 is None else f"{log.kld_p99:.3g}"
-        rows.append((log.name, f"{log.kld_mean:.3g}", p99, same, "-", "", "-", "-", "llama-perplexity"))
+        mean = "-" if log.kld_mean is None else f"{log.kld_mean:.3g}"
+        rows.append((log.name, mean, p99, same, "-", "", "-", "-", log.broke or "llama-perplexity"))
     return "\n".join([*columns(rows), *_below(measured), *_texts(measured)])
 
 

@@ -226,9 +226,10 @@ def _run(spec: "ComparisonSpec") -> "Finished":
     _quiet()
     from kvq_core.pipeline.compare import compare
     from kvq_core.pipeline.estimate import memory_warning
+    from kvq_core.spec.chats import passed_line
     from kvq_core.store.store import open_store
 
-    if said := memory_warning(spec):
+    for said in filter(None, (passed_line(spec.passed), memory_warning(spec))):
         print(f"warning: {said}", file=sys.stderr)
     return _finished(compare(spec, store=open_store()))
 

@@ -84,8 +84,9 @@ def study(arguments: argparse.Namespace) -> int:
         out = [*planned.broken, *(f"{each.prompt}: {each.why}" for each in planned.left_out)]
         left = [f"left out: {each}" for each in out]
         link = _link(spec)
-        lines = [told.sentence, *left[:LEFT_OUT], *([f"link: {link}"] if link else [])]
-        print(as_json({**told.as_dict(), "link": link}) if arguments.json else "\n".join(lines))
+        said = planned.passed_over
+        lines = [told.sentence, *([said] if said else []), *left[:LEFT_OUT], *([f"link: {link}"] if link else [])]
+        print(as_json({**told.as_dict(), "link": link, "passed_over": said}) if arguments.json else "\n".join(lines))
         return 0
     print(as_json(result.summary()) if arguments.json else describe(result))
     if arguments.out is not None:

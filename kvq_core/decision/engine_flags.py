@@ -1,28 +1,31 @@
 """An engine's flags read back: the policy that they say on a model, and the lane that stores so."""
 
-import argparse
-import ast
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 from kvq_core.analysis.deploy import ENGINES
 from kvq_core.decision.layer_plans import FP16, Candidate, LayerPlan
+from kvq_core.decision.pasted_words import scan, settings
 from kvq_core.decision.spaces import words_in
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods import make
-from kvq_core.methods.deployments import UNROTATED, generate_cache
 from kvq_core.sizing.formats import formats
 from kvq_core.spec import Lane
 
-# Engines by what is told of them; where several have a flag, the first is meant whose formats the words are.
+# Engines by what is told of them; where several have a flag, the first is meant whose formats the words are, unless the
+# text names one.
 _APART = ("llama.cpp", "ik_llama.cpp")
-_TOGETHER = ("vLLM", "SGLang", "TensorRT-LLM")
-_CALLED = {"ctk": ("-ctk", "--cache-type-k"), "ctv": ("-ctv", "--cache-type-v")}
-_CONFIG = re.compile(r"cache_config=(\{[^{}]*\})")  # of transformers' generate
-KNOWN = "-ctk q8_0 -ctv q4_0, --kv-cache-dtype fp8, -cq 8,4, cache_config={...}"
+_TOGETHER = {"vLLM": "vllm", "SGLang": "sglang|sgl", "TensorRT-LLM": "trtllm|tensorrt"}
+_FORK = re.compile(r"LLAMA_ATTN_ROT_DISABLE\W+1|ik[-_]llama")
+_CALLED = ("ctk", "ctv")
+# Other names of a format: vLLM's config/cache.py; SGLang's arg_groups/fields/model.py, fp4_e2m1 until 0.5.20.
+_ALSO = {"vLLM": {"fp8_e4m3": "fp8"}, "SGLang": {"fp4_e2m1": "fp4_mx_block16", "bfloat16": "bf16"}}
+_OLLAMA = ("f16", "q8_0", "q4_0")  # fs/ggml/ggml.go, SupportsKVCacheType; whether its build rotates is not known
+_LMDEPLOY = {"0": "auto", "16": "fp8", "17": "fp8_e5m2"}  # messages.py, QuantPolicy, as vLLM calls them
+_NEAREST = "The nearest is per_token with bits = {}, group_size = {}, residual_length = 0."
+KNOWN = "-ctk q8_0 -ctv q4_0, --kv-cache-dtype fp8, -cq 8,4, cache_config={...}, OLLAMA_KV_CACHE_TYPE=q8_0"
 
 
 def lane_of_flags(command: str, layers: int | None) -> Lane:
@@ -30,6 +33,8 @@ def lane_of_flags(command: str, layers: int | None) -> Lane:
     given = _read(command)
     if layers is None and (given["skip"] or any(given[f"{flag}_{at}"] for flag in _CALLED for at in ("first", "last"))):
         raise SpecError("These flags name single layers, and how many the model has is not known before it is loaded.")
+    if (config := settings(command)) is not None:
+        return _of_transformers(config)
     refusals = []
     for name in _engines(given, command):
         try:
@@ -44,12 +49,13 @@ def lane_of_flags(command: str, layers: int | None) -> Lane:
 def policy_of_flags(name: str, command: str, candidates: Sequence[Candidate], layers: int) -> LayerPlan:
     """The policy that a command says to the engine of that name, on a model of so many layers. Raises SpecError."""
     words = {word: own for own, word in words_in(name, candidates).items()}
+    words |= {also: words[word] for also, word in _ALSO.get(name, {}).items() if word in words}
     given = _read(command)
     try:
         if ENGINES[name].apart:
             plain = ENGINES[name].plain or ""
             return LayerPlan(*(_ends(given, flag, words, layers, plain) for flag in _CALLED))
-        own, skipped = words[given["both"] or ""], set(given["skip"])
+        own, skipped = words[given["both"] or ""], set(given["skip"] or ())
         both = tuple(FP16 if layer in skipped else own for layer in range(layers))
         return LayerPlan(both, both)
     except KeyError as error:
@@ -71,47 +77,56 @@ def engine_formats() -> tuple[Candidate, ...]:
     return tuple(found)
 
 
+def _of_transformers(config: dict[str, str]) -> Lane:
+    """The lane of a QuantizedCache, whose settings are the methods' knobs. Raises SpecError."""
+    backend, axes = config["backend"].lower(), {config["axis_key"], config["axis_value"]}
+    known = dict.fromkeys(each.method.name for each in engine_formats() if "transformers" in each.method.cache_types)
+    if backend not in known:
+        raise SpecError(f"transformers has no format {excerpt(config['backend'])} here; known: {', '.join(known)}.")
+    if len(axes) > 1:
+        raise SpecError(f"axis_key and axis_value differ: {' and '.join(sorted(axes))}; here both are one axis.")
+    try:
+        bits, axis, group, newest = (
+            int(config[name]) for name in ("nbits", "axis_key", "q_group_size", "residual_length")
+        )
+    except ValueError as error:
+        raise SpecError(f"These flags cannot be read: {error}.") from None
+    method = make(backend, bits=bits, axis=axis, group_size=group, residual_length=newest)
+    return LayerPlan.uniform(1, backend, backend).lane([Candidate(backend, method)])
+
+
 def _engines(given: dict[str, Any], command: str) -> Iterator[str]:
     """Engines that the flags may be for. Raises SpecError where there is no flag of a cache."""
-    if given["config"]:
-        yield "transformers"
-        return
     if given["cq"]:
         yield "ExLlamaV3"
     if given["ctk"] or given["ctv"]:
-        fork = UNROTATED.strip() in command or given["ctk_first"] or given["ctv_first"]
+        fork = _FORK.search(command) or given["ctk_first"] or given["ctv_first"]
         yield from _APART[::-1] if fork or given["ctk_last"] or given["ctv_last"] else _APART
     if given["both"]:
-        yield from _TOGETHER
+        named = [name for name, mark in _TOGETHER.items() if re.search(mark, command, re.IGNORECASE)]
+        yield from named or _TOGETHER
     if not (given["cq"] or given["ctk"] or given["ctv"] or given["both"]):
         raise SpecError(f"{excerpt(command)} holds no flags of a KV cache; known: {KNOWN}.")
 
 
-class _Flags(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SpecError(f"These flags cannot be read: {message}.")
-
-
 def _read(command: str) -> dict[str, Any]:
     """Flags of a KV cache by name; others are passed over. Raises SpecError."""
-    reader = _Flags(add_help=False, allow_abbrev=False)
-    reader.add_argument("--kv-cache-dtype", "--kv_cache_dtype", dest="both")
-    reader.add_argument("--kv-cache-dtype-skip-layers", dest="skip", nargs="*", type=int, default=[])
-    reader.add_argument("-cq", "--cache_quant", "--cache-quant", dest="cq")
-    for flag, names in _CALLED.items():
-        reader.add_argument(*names, dest=flag)
-        for where in ("first", "last"):
-            reader.add_argument(f"-{flag}-{where}")
-    try:
-        given = vars(reader.parse_known_args(shlex.split(command))[0])
-        given["config"] = _CONFIG.search(command)
-        if given["config"]:
-            given["both"] = generate_cache(ast.literal_eval(given["config"][1]))
-    except (ValueError, SyntaxError, TypeError, AttributeError) as error:
-        raise SpecError(f"These flags cannot be read: {error}.") from None
+    given = scan(command)
     if given["cq"]:
         keys, _, values = given["cq"].partition(",")
         given |= {"ctk": keys, "ctv": values or keys}
+    if (word := given["ollama"]) is not None:
+        if word.lower() not in _OLLAMA:
+            raise SpecError(f"Ollama has no format {excerpt(word)}; known: {', '.join(_OLLAMA)}.")
+        given |= {"ctk": word.lower(), "ctv": word.lower()}
+    if (bits := given["kv_bits"]) is not None:  # mlx_lm/models/cache.py, QuantizedKVCache: mx.quantize in groups of 64
+        nearest = _NEAREST.format(bits, given["kv_group"] or 64)
+        raise SpecError(f"mlx-lm's --kv-bits {bits}, a scale and a bias a group, is no format here. {nearest}")
+    if (policy := given["quant_policy"]) is not None:
+        if policy not in _LMDEPLOY:
+            nearest = f" {_NEAREST.format(policy, 'a head')}" if policy in ("4", "8") else ""
+            raise SpecError(f"LMDeploy's {policy} is no format here; known: {', '.join(_LMDEPLOY)}.{nearest}")
+        given["both"] = _LMDEPLOY[policy]
     return given
 
 

@@ -1,6 +1,6 @@
 """What policies engines load, in the version that was read, and the flags that say one.
 
-A format's name there is its method's ``cache_types``; ``flags`` writes what ``pasted.parsed`` reads back.
+A format's name there is its method's ``cache_types``; ``flags`` writes what ``engine_flags`` reads back.
 """
 
 from collections.abc import Callable, Sequence

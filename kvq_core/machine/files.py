@@ -3,6 +3,7 @@
 Whatever is killed, or whatever disk is full, a reader finds the old content or the new one.
 """
 
+import codecs
 import fcntl
 import hashlib
 import json
@@ -40,6 +41,12 @@ def aside(path: Path, mode: int = 0o644) -> Iterator[Path]:
         sync(path.parent)
     finally:
         new.unlink(missing_ok=True)
+
+
+def encoding_of(path: Path) -> str:
+    """UTF-16 by its byte order mark, as PowerShell 5 writes it, else UTF-8 with or without one. Raises OSError."""
+    with path.open("rb") as file:
+        return "utf-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
 
 
 def write(path: Path, data: bytes, mode: int = 0o644) -> None:

@@ -48,7 +48,7 @@ READ_IN = {
     "transformers": "5.23",
     "ExLlamaV3": "4f8ad01, 2026-08-08",
 }
-_CONFIG = {  # transformers' own of a QuantizedCache
+CONFIG = {  # transformers' own of a QuantizedCache
     "backend": "quanto",
     "nbits": 4,
     "axis_key": 0,
@@ -129,7 +129,7 @@ def fp8_servers(bits: int) -> tuple[Elsewhere, ...]:
 def generate_cache(config: Mapping[str, Any]) -> str:
     """What transformers' generate is given as ``cache_implementation`` for a QuantizedCache, and behind it; what
     ``config`` lacks is what transformers takes."""
-    return f'"quantized", cache_config={json.dumps({**_CONFIG, **config})}'
+    return f'"quantized", cache_config={json.dumps({**CONFIG, **config})}'
 
 
 def with_center(ways: tuple[Elsewhere, ...], center: str) -> tuple[Elsewhere, ...]:

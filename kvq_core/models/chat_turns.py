@@ -7,6 +7,7 @@ from typing import Any
 
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.spec import Message, Tool, tool_name
+from kvq_core.spec.chats import as_object, function_of
 
 MARK = "kvq7text9mark"  # stands in no conversation
 SHOWN = 40  # characters of a text from its first difference on
@@ -44,7 +45,8 @@ def turns(tokenizer: Any, model: str, messages: Sequence[Message], tools: Sequen
     Raises SpecError where the template refuses it, leaves out a text, a call or a tool, or writes earlier turns in
     another way once later ones follow: then no cache could go on from what it holds.
     """
-    told = [{"content": "", **message.model_dump(mode="json", exclude_defaults=True)} for message in messages]
+    knows = "developer" in str(getattr(tokenizer, "chat_template", ""))
+    told = [_told(message, knows) for message in messages]
 
     def put(told: list[dict[str, Any]], ask: bool, tools: Sequence[Tool] = tools) -> str:
         try:
@@ -65,6 +67,17 @@ def turns(tokenizer: Any, model: str, messages: Sequence[Message], tools: Sequen
                 found.append(ChatTurn(whole[at : len(end)], answered))
                 at = len(end)
     return [*found, ChatTurn(whole[at:], False)]
+
+
+def _told(message: Message, developer: bool) -> dict[str, Any]:
+    """A message as templates want it; without the role ``developer`` where they do not know it, as llama.cpp does
+    (common/chat.cpp, map_developer_role_to_system)."""
+    told = {"content": "", **message.model_dump(mode="json", exclude_defaults=True)}
+    for call in told.get("tool_calls", ()):
+        inner = function_of(call)
+        if "arguments" in inner:
+            inner["arguments"] = as_object(inner["arguments"])
+    return told if developer or message.role != "developer" else {**told, "role": "system"}
 
 
 def _check_goes_on(whole: str, start: str, model: str, number: int) -> None:
@@ -90,7 +103,7 @@ def _check_texts(
             message.content and MARK not in put([*before, marked, *after], True)
         ):
             raise SpecError(f"The chat template of {model} leaves out or changes the text of message {number}.")
-        if message.role in ("system", "tool") and message.content:
+        if message.role in ("system", "developer", "tool") and message.content:
             with suppress(SpecError):  # one that refuses two users in a row knows the role
                 if put([*before, {"role": "user", "content": message.content}, *after], True) == whole:
                     break

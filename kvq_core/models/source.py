@@ -1,11 +1,14 @@
 """What a model id stands for: the bundled model, a GGUF file, a local directory or one of the Hub; and the id by which
 a local one is known on every machine."""
 
+import os
 import shutil
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from kvq_core.errors import PATH, ModelError, abbreviate, excerpt
 from kvq_core.machine import files
@@ -18,6 +21,7 @@ from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
 
 COPIES = 8  # of a directory that are remembered: one may be removed while another is at work
+NAME = 255  # bytes of a file's name, which file systems take at most
 FILE, FOLDER = PREFIX, "dir:"  # what the ids of a converted GGUF file and of a directory begin with; a hash follows
 
 
@@ -100,15 +104,24 @@ def files_of(source: ModelSource) -> Files:
 
 
 def path_of(id: str) -> Path | None:
-    """Where on this machine the model of an id lies; None for the bundled one and for those of the Hub."""
+    """Where on this machine the model of an id lies; None for the bundled one and for those of the Hub.
+
+    Raises ModelError for an id that can be none.
+    """
     if id.startswith(FILE):
         return _folder(id.removeprefix(FILE))
     if id.startswith(FOLDER):
         return _remembered(id)
     if hub.parts(id) is not None:
         return None
-    path = Path(id).expanduser()
-    return path if path.is_absolute() or id.startswith((".", "~")) or _is_gguf(path) else None
+    copied = id.strip().strip("\"'")  # as file managers and shells put it into the clipboard
+    plain = unquote(copied[7:].removeprefix("localhost")) if copied.startswith("file://") else copied
+    path = Path(plain)
+    with suppress(RuntimeError):  # of a user who is not known here
+        path = path.expanduser()
+    if any(len(os.fsencode(part)) > NAME for part in path.parts):
+        raise ModelError(f"Model {abbreviate(repr(id), PATH)} is not a model directory or .gguf file: too long a name.")
+    return path if path.is_absolute() or plain.startswith((".", "~")) or _is_gguf(path) else None
 
 
 def portable(source: ModelSource, id: str, whole: str) -> str:

@@ -13,6 +13,7 @@ from kvq_core.pipeline.footprint import batch_size, batches, run_bytes
 from kvq_core.pipeline.prompt import script
 from kvq_core.pipeline.timings import Stages, TimedWork, methods_of, predict, read_timings
 from kvq_core.spec import TENSORS, Assignment, ComparisonSpec, Lane, Tensor
+from kvq_core.spec.chats import passed_line
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def estimate_on(model: LoadedModel, spec: ComparisonSpec) -> Estimate:
 
 def _notes(model: LoadedModel, spec: ComparisonSpec, prompt: int, passed: int) -> list[str]:
     """What makes the run cost more than others like it: ``passed`` tokens computed again by lanes, and captures."""
-    notes, detail = [], spec.capture.detail
+    notes, detail = [said for said in (passed_line(spec.passed),) if said], spec.capture.detail
     if passed:
         notes.append(
             f"Reading the prompt through the lanes' own caches computes {passed:,} tokens more, "

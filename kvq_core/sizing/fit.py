@@ -19,8 +19,9 @@ from kvq_core.sizing.weights import Weights, weights_of
 MEMORIES = (16, 24, 48, 80, 141)  # GB of common GPUs
 CONTEXT = 8_192  # tokens, where none is asked for
 LONGEST = 2**20  # tokens looked at where a model's own context is not known
-_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(GB|GiB|MB|MiB)", re.IGNORECASE)
-_UNITS = {"gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([TGM]i?)?(B?)", re.IGNORECASE)
+_UNITS = {"t": 10**12, "ti": 2**40, "g": 10**9, "gi": 2**30, "m": 10**6, "mi": 2**20}
+_GB = 1024  # a number alone up to here can be GB only: as bytes, or as MB, no model fits into it
 
 
 class Reserve(Frozen):
@@ -81,13 +82,14 @@ class FitRequest(Frozen):
 
 
 def memory_of(given: str) -> int:
-    """Bytes of ``24GB`` or ``22.5GiB``. Raises SpecError."""
+    """Bytes of ``24GB``, ``22.5 GiB`` or ``24``. Raises SpecError."""
     read = _MEMORY.fullmatch(given.strip())
-    if read is None or not float(read[1]):
+    unit = read and (read[2] or ("g" if not read[3] and float(read[1]) <= _GB else None))
+    if read is None or unit is None or not float(read[1]):
         raise SpecError(
             f"memory = {excerpt(given)} is not allowed; give a number with its unit, such as 24GB or 80GiB."
         )
-    return round(float(read[1]) * _UNITS[read[2].lower()])
+    return round(float(read[1]) * _UNITS[unit.lower()])
 
 
 def is_configuration(place: str) -> bool:

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from kvq_core.errors import SpecError
 from kvq_core.methods import make
-from kvq_core.spec.conversation import Message, Tool, check_conversation
+from kvq_core.spec.conversation import Chat, Last, Message, Tool, check_conversation
 from kvq_core.spec.lane import Lane
 from kvq_core.spec.part import SpecPart
 from kvq_core.spec.rule import Count, Numbers, Rule
@@ -68,7 +68,7 @@ class Stress(SpecPart):
         return (self.key_outlier_scale != 1 or self.key_bias != 0) and () not in (self.layers, self.kv_heads)
 
 
-class ComparisonSpec(SpecPart):
+class ComparisonSpec(Chat):
     """One prompt, one model, up to 64 lanes. Frozen, validated and hashable; unknown fields are errors."""
 
     model: str = Field(
@@ -95,6 +95,7 @@ class ComparisonSpec(SpecPart):
         description="A conversation in place of prompt and system, oldest first; the model answers the last message.",
     )
     tools: tuple[Tool, ...] = Field((), max_length=128, description="Tools that the messages may call.")
+    last: Last = None
     score_turns: Literal["last", "all"] = Field(
         "last",
         description="Which answers are scored: the generated one, or all: those of the assistant's messages as well.",
@@ -147,7 +148,7 @@ class ComparisonSpec(SpecPart):
         for name, given in (("prompt", self.prompt), ("system", self.system), ("chat = false", not self.chat)):
             if given:
                 raise SpecError(f"messages and {name} are both given; put the text into a message, or leave one out.")
-        check_conversation(self.messages, self.tools)
+        check_conversation(self.messages, self.tools, self.last)
         return self
 
     @property

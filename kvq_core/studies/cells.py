@@ -12,12 +12,13 @@ from kvq_core.pipeline.assemble import id_of, place_of
 from kvq_core.pipeline.compare import portable_spec
 from kvq_core.pipeline.prompt import check_places, read_prompt, script
 from kvq_core.spec import Capture, ComparisonSpec, Message, canonical_json
+from kvq_core.spec.chats import Passed, passed_line
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.spec import StudySpec
 from kvq_core.studies.task_suites import check_answer, left_out
 
 # Of a comparison what a prompt decides; the rest, with all its lanes, is the same in all cells.
-_BY_PROMPT = {"model", "revision", "prompt", "system", "messages", "tools", "continuation", "free_text"}
+_BY_PROMPT = {"model", "revision", "prompt", "system", "messages", "tools", "last", "continuation", "free_text"}
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class CellPlan:
         prompts = [prompt.model_dump(mode="json", exclude_defaults=True) for prompt in self.prompts]
         told = canonical_json({"runs": [cell.id for cell in self.cells], "prompts": prompts})
         return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    @property
+    def passed_over(self) -> str | None:
+        """What of its prompts was passed over, all together."""
+        return passed_line(sum((prompt.passed for prompt in self.prompts), Passed()))
 
     def shard(self, number: int, count: int) -> tuple[Cell, ...]:
         """Every ``count``-th cell of each model from the ``number``-th on, counted from 1."""
@@ -173,6 +179,7 @@ def comparison_of(shared: ComparisonSpec, prompt: StudyPrompt) -> ComparisonSpec
         "system": system,
         "messages": messages,
         "tools": prompt.tools,
+        "last": prompt.last,
         "continuation": prompt.continuation,
         "free_text": shared.free_text or prompt.verifier is not None,
     }

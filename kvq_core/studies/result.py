@@ -134,6 +134,8 @@ class StudyResult:
             found.append(f"Prompts left out: {len(left)}. {left[0].prompt}: {left[0].why}")
         if self.plan.broken:
             found.append(f"Lines of the file left out: {len(self.plan.broken)}. {self.plan.broken[0]}")
+        if said := self.plan.passed_over:
+            found.append(said)
         if missing := len(self.plan.cells) - self.done:
             found.append(f"{missing} of {len(self.plan.cells)} cells are not done; figures are of the others.")
         return found

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,20 +11,24 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from kvq_core.complaints import first_line
 from kvq_core.errors import PATH, SpecError, abbreviate, excerpt
+from kvq_core.machine import files
+from kvq_core.spec.chats import CHATS
+from kvq_core.spec.conversation import Last
 from kvq_core.spec.part import SpecPart
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.task_suites import suite
 
-READERS = (".jsonl", ".csv", ".parquet", ".txt")
-_NESTED = ("messages", "tools", "facts")  # columns that a CSV file holds as JSON
+READERS = (".jsonl", ".json", ".csv", ".parquet", ".txt")
+_NESTED = (*CHATS, "tools", "facts")  # columns that a CSV file holds as JSON
 _WAYS = ("file", "texts", "rows", "suite")
 
 
 class PromptSource(SpecPart):
     """One of file, texts, rows and suite, and what goes with it."""
 
-    file: str | None = Field(None, max_length=4096, description="A .jsonl, .csv, .parquet or .txt file of prompts.")
+    file: str | None = Field(None, max_length=4096, description=f"A file of prompts: {', '.join(READERS)}.")
     skip_broken: bool = Field(False, description="Leave out lines of the file that cannot be read, and tell of them.")
+    last: Last = None
     texts: tuple[str, ...] | None = Field(None, min_length=1, description="Prompts as they are.")
     rows: tuple[StudyPrompt, ...] | None = Field(None, min_length=1, description="Prompts with their other columns.")
     suite: str | None = Field(None, max_length=100, description="The name of a suite of prompts.")
@@ -34,7 +39,9 @@ class PromptSource(SpecPart):
     @model_validator(mode="before")
     @classmethod
     def _gather_options(cls, data: Any) -> Any:
-        """A suite's own options stand beside ``n``."""
+        """A suite's own options stand beside ``n``; ``last`` is meant for every row."""
+        if isinstance(data, dict) and data.get("last") and isinstance(data.get("rows"), list):
+            return {**data, "rows": [_asked(row, data["last"]) for row in data["rows"]]}
         if not isinstance(data, dict) or data.get("suite") is None:
             return data
         own = {name: value for name, value in data.items() if name not in cls.model_fields}
@@ -58,7 +65,7 @@ class PromptSource(SpecPart):
         """
         left: list[str] = []
         if self.file is not None:
-            found = _of_file(Path(self.file), self.skip_broken, left)
+            found = _of_file(Path(self.file), self.skip_broken, left, self.last)
         elif self.texts is not None:
             found = [_parsed({"prompt": text}, f"text {at}") for at, text in enumerate(self.texts, 1)]
         else:
@@ -72,8 +79,12 @@ class PromptSource(SpecPart):
 
 
 def _with_ids(found: list[StudyPrompt]) -> tuple[StudyPrompt, ...]:
-    """Those without an id get their number. Raises SpecError where two have the same."""
-    named = [each if each.id else each.model_copy(update={"id": str(at)}) for at, each in enumerate(found, 1)]
+    """Those without an id get their number, or the next one that nobody has. Raises SpecError where two were given the
+    same."""
+    given = {each.id for each in found}
+    free = (str(number) for number in count(len(found) + 1) if str(number) not in given)
+    own = ("" if each.id else str(at) if str(at) not in given else next(free) for at, each in enumerate(found, 1))
+    named = [each if each.id else each.model_copy(update={"id": id}) for id, each in zip(own, found, strict=True)]
     twice = [name for name, times in Counter(each.id for each in named).items() if times > 1]
     if twice:
         at = [number for number, each in enumerate(named, 1) if each.id == twice[0]]
@@ -84,7 +95,11 @@ def _with_ids(found: list[StudyPrompt]) -> tuple[StudyPrompt, ...]:
     return tuple(named)
 
 
-def _of_file(path: Path, skip: bool, left: list[str]) -> list[StudyPrompt]:
+def _asked(row: Any, last: str | None) -> Any:
+    return {"last": last, **row} if isinstance(row, dict) and last else row
+
+
+def _of_file(path: Path, skip: bool, left: list[str], last: str | None) -> list[StudyPrompt]:
     """Its rows; a row that cannot be read raises SpecError, or with ``skip`` is told in ``left``."""
     if path.suffix not in READERS:
         raise SpecError(f"prompts: {excerpt(path.name)} is not allowed; files end in {', '.join(READERS)}.")
@@ -92,7 +107,7 @@ def _of_file(path: Path, skip: bool, left: list[str]) -> list[StudyPrompt]:
     try:
         for place, row in _READ[path.suffix](path):
             try:
-                found.append(_parsed(row, f"{path.name}, {place}"))
+                found.append(_parsed(_asked(row, last), f"{path.name}, {place}"))
             except SpecError as error:
                 if not skip:
                     raise SpecError(
@@ -124,10 +139,19 @@ Rows = Iterator[tuple[str, Any]]  # where a row stands, and its data, or the Spe
 
 
 def _jsonl(path: Path) -> Rows:
-    with path.open(encoding="utf-8-sig") as lines:
+    with path.open(encoding=files.encoding_of(path)) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield f"line {number}", _json(line)
+
+
+def _list(path: Path) -> Rows:
+    """A list of rows, or one; or lines of JSON after all."""
+    found = _json(path.read_text(encoding=files.encoding_of(path)))
+    if isinstance(found, SpecError):
+        yield from _jsonl(path)
+    else:
+        yield from ((f"row {at}", row) for at, row in enumerate(found if isinstance(found, list) else [found], 1))
 
 
 def _json(text: str) -> Any:
@@ -140,7 +164,7 @@ def _json(text: str) -> Any:
 
 
 def _text(path: Path) -> Rows:
-    with path.open(encoding="utf-8-sig") as lines:
+    with path.open(encoding=files.encoding_of(path)) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield f"line {number}", {"prompt": line.rstrip("\n")}
@@ -150,9 +174,12 @@ def _csv(path: Path) -> Rows:
     import csv
 
     csv.field_size_limit(2**31 - 1)  # of its own accord it takes 131,072 characters; prompts say how long they may be
-    with path.open(encoding="utf-8-sig", newline="") as lines:
+    with path.open(encoding=files.encoding_of(path), newline="") as lines:
         reader = csv.DictReader(lines, restkey="", strict=True)
-        _check_columns(path, list(reader.fieldnames or ()))
+        try:
+            _check_columns(path, list(reader.fieldnames or ()))
+        except csv.Error as error:
+            raise SpecError(f"{path.name} is not valid CSV: {error}.") from None
         while True:
             try:
                 row: Any = _cells(next(reader))
@@ -168,8 +195,10 @@ def _cells(row: dict[str, Any]) -> Any:
     if "" in row:
         return SpecError("it has more cells than the first line has columns.")
     given: dict[str, Any] = {name: cell for name, cell in row.items() if cell not in (None, "")}
-    of_values = given.get("answer", "").startswith(("[", "{"))  # of verifiers that take several, or an object
-    for name in (*_NESTED, *(["answer"] if of_values else [])):
+    if given.get("answer", "").startswith(("[", "{")):  # of verifiers that take several, or an object; or it is text
+        values = _json(given["answer"])
+        given["answer"] = given["answer"] if isinstance(values, SpecError) else values
+    for name in _NESTED:
         if name in given:
             given[name] = _json(given[name])
         if isinstance(given.get(name), SpecError):
@@ -198,9 +227,9 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _check_columns(path: Path, columns: list[str]) -> None:
-    if not {"prompt", "messages"} & set(columns):
+    if not {"prompt", "body", "request", "arguments", *CHATS} & set(columns):
         there = ", ".join(columns[:12]) or "none"
         raise SpecError(f"{path.name} has no column prompt or messages; it has {abbreviate(there, 200)}.")
 
 
-_READ = {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet, ".txt": _text}
+_READ = {".jsonl": _jsonl, ".json": _list, ".csv": _csv, ".parquet": _parquet, ".txt": _text}

@@ -14,7 +14,14 @@ from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.sources import PromptSource
 from kvq_core.studies.task_suites import new_tokens
 
-OF_A_PROMPT = ("prompt", "messages", "tools", "continuation", "expect")  # given by each prompt, not by the study
+OF_A_PROMPT = (
+    "prompt",
+    "messages",
+    "tools",
+    "last",
+    "continuation",
+    "expect",
+)  # given by each prompt, not by the study
 _OWN = ("models", "prompts", "comparison")
 _ANY = "any prompt"  # in the comparison that a study's prompts are put into
 # What a study has otherwise than a single comparison: small records, both floors, the reference's own answer.

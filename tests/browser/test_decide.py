@@ -69,7 +69,7 @@ def ask(page, model: str) -> None:
     page.keyboard.press("Enter")
     page.locator("#decide-engine input").click()
     page.get_by_role("option", name="llama.cpp", exact=True).click()
-    page.locator("#decide-size textarea, #decide-size input").first.fill("24")
+    page.locator("#decide-size textarea, #decide-size input").first.fill("24000")
     page.wait_for_selector("#decide-estimate .refused")
     assert "give a number with its unit, such as 24GB" in page.locator("#decide-estimate").inner_text()
     page.locator("#decide-size textarea, #decide-size input").first.fill("24GB")

@@ -183,7 +183,8 @@ def test_flags_that_are_pasted_are_a_lane_and_others_are_refused(form):
     page = sized(form, 1280, 1600)
     count = len(page.evaluate(ORDER))
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.evaluate("navigator.clipboard.writeText('llama-server -m M.gguf -fa on -ctk q8_0 -ctv q4_0')")
+    lines = "llama-server -m M.gguf -fa on  # what's here ends with its line\n  -ctk q8_0 -ctv q4_0"
+    page.evaluate("lines => navigator.clipboard.writeText(lines)", lines)
     page.locator("#flags").locator("textarea, input").click()
     page.keyboard.press("Control+V")
     page.wait_for_selector(f"#lane-row-{count}")

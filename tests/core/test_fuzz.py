@@ -17,6 +17,7 @@ from kvq_core.record.files import ARRAYS, MANIFEST, RECORD
 from kvq_core.spec import parse_spec
 from kvq_core.store.store import open_store
 from tests.support.campaigns import inputs
+from tests.support.damage import damaged
 from tests.support.sample_record import make_sample
 from ui.form.filling import open_page
 from ui.form.values import FIELDS, to_comparison
@@ -118,21 +119,6 @@ def test_any_link(link):
 def test_any_browser_memory_of_runs(kept):
     record = make_sample()[0]
     assert isinstance(history_html(kept), str) and remember(kept, record)[0]["id"] == record.id
-
-
-def damaged(data: bytes, chance: random.Random) -> bytes:
-    """Bits flipped, a piece cut out, a piece doubled, the end torn off, or something else altogether."""
-    at, size = chance.randrange(len(data)), chance.randrange(1, 9)
-    match chance.randrange(5):
-        case 0:
-            return data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :]
-        case 1:
-            return data[:at] + data[at + size :]
-        case 2:
-            return data[: at + size] + data[at:]
-        case 3:
-            return data[:at]
-    return chance.randbytes(at)
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ CAMPAIGNS = {
         "tests/support/study_kills.py",
         "tests/core/studies/test_study_kill.py",
     ),
-    "fuzz": ("kvq_core", "ui", "tests/core/test_fuzz.py"),
+    "fuzz": ("kvq_core", "ui", "tests/core", "tests/support/damage.py"),
     "compile": ("kernels/kvq_kernels", "benchmarks/aot", "tests/support/kernel_launches.py", "tests/triton"),
     "interpret": ("kernels/kvq_kernels", "tests/kernels", "tests/triton"),
     "combine": ("kvq_core", "kernels/kvq_kernels", "tests/support", "tests/core"),

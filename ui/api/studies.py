@@ -86,8 +86,8 @@ def _computing(studies: Studies) -> tuple[Callable[..., Any], ...]:
 
         Args:
             spec: The study. Required: prompts, an object with one of texts (a list), rows (a list of {"prompt" or
-                "messages", "id", "group", "answer", "verifier", ...}) and suite (a name, with n and seed); lanes as
-                for compare, or bundle. Optional: models and all other fields of a comparison.
+                "messages", "last", "id", "group", "answer", "verifier", ...}) and suite (a name, with n and seed);
+                lanes as for compare, or bundle. Optional: models and all other fields of a comparison.
         """
         with client_session(request, studies.forget) as session:
             found = await asyncio.to_thread(admit, _read(spec), services.store)

@@ -71,9 +71,9 @@ def create_lanes() -> LanesPanel:
         flags = gr.Textbox(
             label="Paste an engine's flags",
             placeholder="-ctk q8_0 -ctv q4_0",
-            max_lines=1,
+            max_lines=6,  # of one line a browser takes the ends of lines away
             elem_id="flags",
-            info="llama.cpp, vLLM, SGLang, TensorRT-LLM, ExLlamaV3; a whole command will do.",
+            info="llama.cpp, vLLM, SGLang, TensorRT-LLM, ExLlamaV3, Ollama, transformers; a whole command will do.",
             interactive=True,
         )
         bundle = gr.Dropdown(

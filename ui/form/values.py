@@ -5,6 +5,7 @@ from typing import Any
 
 from kvq_core.errors import SpecError, abbreviate
 from kvq_core.spec import ComparisonSpec, parse_spec
+from kvq_core.spec.chats import Passed, read_row
 from ui.form.lanes import LaneForm, from_spec, to_spec
 from ui.form.stress import dial_text, dials, read_dial
 
@@ -27,7 +28,7 @@ FIELDS = (
     "conversation",
     *STRESS,
 )
-CONVERSATION = ("messages", "tools", "score_turns")  # what the box of that name holds
+CONVERSATION = ("messages", "tools", "last", "score_turns")  # what the box of that name holds
 _PLAIN = tuple(name for name in FIELDS if name not in ("no_system", "conversation") and "." not in name)
 _SHOWN = {*_PLAIN, *CONVERSATION, "lanes", "stress"}
 
@@ -44,11 +45,15 @@ def to_comparison(values: dict[str, Any], lanes: list[LaneForm], rest: dict[str,
     data["system"] = "" if values["no_system"] else values["system"] or None
     data["continuation"] = values["continuation"] or None
     data["lanes"] = to_spec(lanes)
-    return parse_spec({**data, **read_conversation(values["conversation"])})
+    passed = Passed()
+    spec = parse_spec({**data, **read_conversation(values["conversation"], passed)})
+    spec.passed.update(passed)
+    return spec
 
 
-def read_conversation(text: Any) -> dict[str, Any]:
-    """Messages, and the tools with them, from the box's JSON; nothing where it is empty. Raises SpecError."""
+def read_conversation(text: Any, passed: Passed) -> dict[str, Any]:
+    """Messages, and the tools with them, from the box's JSON, which may be a whole logged call; nothing where it is
+    empty. Raises SpecError."""
     if not str(text or "").strip():
         return {}
     try:
@@ -56,10 +61,11 @@ def read_conversation(text: Any) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise SpecError(f"The conversation is not valid JSON: {abbreviate(str(error))}.") from None
     told = {"messages": found} if isinstance(found, list) else found
+    told = read_row(told, passed) if isinstance(told, dict) else told
     if not isinstance(told, dict) or not set(told) <= set(CONVERSATION) or "messages" not in told:
         raise SpecError(
             'The conversation is no list of messages, such as [{"role": "user", "content": "..."}], and no object of '
-            "messages, tools and score_turns."
+            "messages, tools, last and score_turns, or a logged call of these."
         )
     return told
 

@@ -1,6 +1,6 @@
   // The turns of a conversation, one below the other: what is changed in them is written into the box that holds them as
   // JSON, and what is written or pasted there is drawn here.
-  const ROLES = ["system", "user", "assistant", "tool"];
+  const ROLES = ["system", "developer", "user", "assistant", "tool"];
   let turned = null; // the text of the box that is drawn
   const conversation = () => document.querySelector("#conversation textarea");
   const turnsIn = (text) => {

@@ -21,7 +21,7 @@ PASTE, FILE, TASKS = "Paste", "File", "Tasks"
 WAYS = (PASTE, FILE, TASKS)
 OF_COMPARE = "compare"  # in place of a bundle: the lanes of the form of Compare
 NUMBERS = {"lengths": int, "depths": float}  # options of suites that the form has
-_OBJECT = re.compile(r"\s*\{")
+_ROWS = re.compile(r"\s*(\[\s*)?\{")  # one a line, or a list
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ def _given(form: Form) -> tuple[str, bytes]:
         return _sent(form.file)
     if not form.text.strip():
         raise SpecError("There are no prompts yet: paste one a line, or JSON objects, one a line.")
-    return ("pasted.jsonl" if _OBJECT.match(form.text) else "pasted.txt"), form.text.encode()
+    return ("pasted.json" if _ROWS.match(form.text) else "pasted.txt"), form.text.encode()
 
 
 def _sent(raw: str) -> tuple[str, bytes]:
     if not raw:
-        raise SpecError("There is no file yet: choose a .jsonl, .csv, .parquet or .txt file of prompts.")
+        raise SpecError("There is no file yet: choose a file of prompts.")
     try:
         told = json.loads(raw)
         name = str(told["name"])

@@ -78,8 +78,8 @@ def _chooser(name: str) -> str:
         f'<label class="file-chooser"><span>Choose a file</span><input type="file" accept="{kinds}" '
         f'data-file="{safe(name)}-file" data-most="{most}"><output>{", ".join(READERS)}; at most {size(most)}</output>'
         '</label><details class="about"><summary>Columns</summary><p>prompt or messages; optionally system, tools, '
-        "continuation, answer, verifier, id, group. In CSV messages and tools stand as JSON; a .txt file holds a "
-        "prompt a line.</p></details>"
+        "last, continuation, answer, verifier, id, group. In CSV messages and tools stand as JSON; a .txt file holds a "
+        "prompt a line. Logged calls, ShareGPT's conversations and lm-eval's samples are read, too.</p></details>"
     )
 
 

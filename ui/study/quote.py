@@ -63,6 +63,7 @@ def quote_html(found: StudyQuote, broken: tuple[str, ...] = ()) -> str:
         said.append(f"{plural(count, 'prompt')}: there will be no intervals; they need {FEWEST} or more.")
     if found.plan.left_out:
         said.append(f"Left out: {found.plan.left_out[0].why}")
+    said += [passed] if (passed := found.plan.passed_over) else []
     said += [f"Left out: {line}" for line in broken[:MOST_TOLD]]
     if len(broken) > MOST_TOLD:
         said.append(f"{len(broken) - MOST_TOLD} more lines are left out.")

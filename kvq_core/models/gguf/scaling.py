@@ -54,7 +54,8 @@ def _yarn(value: Callable[[str, Any], Any], factor: float, context: int) -> dict
     """Queries and keys are multiplied by ``attn_factor * (1 + 0.1 ln factor)``: one number for transformers.
 
     Where a file says how many turns bound the blend (beta_fast and beta_slow) it is believed; llama.cpp takes 32 and 1
-    for most architectures, whatever their files say, and passes over two more keys, which are refused.
+    for most architectures, whatever their files say, and passes over two more keys, which are refused. An original
+    context of 0 is the model's own (llama-context.cpp, ``cparams.n_ctx_orig_yarn``).
     """
     for name in ("yarn_ext_factor", "yarn_attn_factor"):
         if float(value(f"scaling.{name}", 1.0)) != 1:
@@ -63,7 +64,7 @@ def _yarn(value: Callable[[str, Any], Any], factor: float, context: int) -> dict
     return {
         "rope_type": "yarn",
         "factor": factor,
-        "original_max_position_embeddings": int(value("scaling.original_context_length", context)),
+        "original_max_position_embeddings": int(value("scaling.original_context_length", 0)) or context,
         "beta_fast": float(value("scaling.yarn_beta_fast", 32.0)),
         "beta_slow": float(value("scaling.yarn_beta_slow", 1.0)),
         "attention_factor": attention * (1.0 + 0.1 * math.log(factor) if factor > 1 else 1.0),

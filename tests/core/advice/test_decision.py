@@ -70,7 +70,7 @@ def test_what_is_no_decision_is_refused_in_one_line(held: bytes, store: Store) -
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"memory": "24"}, "memory = '24' is not allowed"),
+        ({"memory": "24000"}, "memory = '24000' is not allowed"),
         ({"memory": "24GB", "bits": 4.0}, "memory and bits are given"),
         ({"bits": "many"}, "bits = 'many' is not allowed"),
         ({"context": 1.5}, "context = 1.5 is not allowed"),

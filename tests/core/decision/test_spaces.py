@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvq_core.decision import modelopt
-from kvq_core.decision.engine_flags import lane_of_flags, policy_of_flags
+from kvq_core.decision.engine_flags import policy_of_flags
 from kvq_core.decision.layer_plans import FP16, Candidate, LayerPlan
 from kvq_core.decision.spaces import MODELOPT, SPACES, flags, words_of
 from kvq_core.errors import SpecError
@@ -102,50 +102,6 @@ def test_layers_one_at_a_time_are_not_for_every_method() -> None:
 def test_flags_of_another_engine_are_refused() -> None:
     with pytest.raises(SpecError, match="vLLM has no format 'q4_0'"):
         policy_of_flags("vLLM", "vllm serve M --kv-cache-dtype q4_0", CANDIDATES["vllm"], LAYERS)
-
-
-@pytest.mark.parametrize(
-    ("command", "titled"),
-    [
-        ("-ctk q8_0 -ctv q4_0", "K q8_0, V q4_0"),
-        ("llama-server -m M.gguf -fa on --cache-type-k=q8_0", "K q8_0"),
-        ("vllm serve M --kv-cache-dtype fp8", "fp8"),
-        ("--kv-cache-dtype fp8_e4m3", "fp8"),
-        ("trtllm-serve M --kv_cache_dtype nvfp4", "nvfp4"),
-        ("-cq 8,4", "K exl3 8, V exl3 4"),
-        ("LLAMA_ATTN_ROT_DISABLE=1 llama-server -ctk q4_0 -ctv q4_0", "q4_0 unrotated"),
-        ("-ctk q6_0 -ctv q6_0", "q6_0"),
-        ("-ctk q8_0 -ctv f16 -ctk-first f16,2", "layers 2-29 K q8_0 unrotated"),
-        ("--kv-cache-dtype fp8 --kv-cache-dtype-skip-layers 0 29", "layers 1-28 fp8"),
-        ("-ctk f16 -ctv f16", "fp16"),
-        ('model.generate(**inputs, cache_implementation="quantized", cache_config={"nbits": 2})', "quanto 2"),
-        ("cache_config={'backend': 'hqq', 'nbits': 8, 'axis_key': 1, 'axis_value': 1}", "hqq 8"),
-    ],
-)
-def test_flags_as_people_paste_them_are_a_lane(command: str, titled: str) -> None:
-    lane = lane_of_flags(command, 30)
-    assert ", ".join(rule.named() for rule in lane.every_rule) == titled
-    assert lane.why_not(ModelShape(30, 9, 3, 64, 2048)) is None
-
-
-@pytest.mark.parametrize(
-    ("command", "layers", "said"),
-    [
-        ("hello", 30, "holds no flags of a KV cache"),
-        ("-ctk 'q8_0", 30, "No closing quotation"),
-        ("-ctk", 30, "expected one argument"),
-        ("-ctk q9_9", 30, "llama.cpp has no format 'q9_9'"),
-        ("--kv-cache-dtype fp8 --kv-cache-dtype-skip-layers 0", None, "not known before it is loaded"),
-        ("-ctk q8_0 -ctk-first f16,31", 30, "at most 30"),
-        ("-ctk q8_0 -ctk-last f16,x", 30, "give TYPE,LAYERS"),
-        ('cache_config={"backend": "fp8"}', 30, "transformers has no format"),
-        ("cache_config={backend}", 30, "cannot be read"),
-    ],
-)
-def test_what_is_no_flag_of_a_cache_is_refused_in_one_line(command: str, layers: int | None, said: str) -> None:
-    with pytest.raises(SpecError, match=said) as refused:
-        lane_of_flags(command, layers)
-    assert "\n" not in str(refused.value)
 
 
 def test_the_file_of_modelopt_is_the_one_it_writes():

@@ -17,21 +17,11 @@ from kvq_core.cli.main import main
 from kvq_core.errors import SpecError
 from kvq_core.external.engine_runs import EngineDamage, read_prompts
 from kvq_core.external.llama_cpp import BLOCK_BYTES, LlamaCpp, Top, Types
-from kvq_core.external.perplexity_log import read_log
 from kvq_core.models import LoadedModel
 from kvq_core.models.bundled import bundled_gguf
 from kvq_core.spec import parse_lane
 from tests.support.engine_runs import run_engine
 from tests.support.llama_slots import stored
-
-LOG = """
-Mean PPL(Q)                   :  12.3456 ±   0.1234
-Mean    KLD:   0.005123 ±   0.000021
-Maximum KLD:   1.234567
-99.9%   KLD:   0.300000
-99.0%   KLD:   0.041000
-Same top p: 96.500 ± 0.100 %
-"""
 
 
 def listed(logits: np.ndarray, top: int) -> Top:
@@ -85,19 +75,6 @@ def test_prompts_are_a_text_or_a_line_each(tmp_path: Path) -> None:
         lines.write_text('{"prompt": "a"}\n' + wrong)
         with pytest.raises(SpecError, match=r"p\.jsonl, line 2"):
             read_prompts(lines)
-
-
-def test_logs_of_llama_perplexity_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = tmp_path / "q4_0.txt"
-    log.write_text(LOG)
-    found = read_log(log)
-    assert (found.name, found.kld_mean, found.kld_p99, found.kld_max) == ("q4_0", 0.005123, 0.041, 1.234567)
-    assert found.same_top == pytest.approx(0.965)
-    assert main(["engine", "--log", str(log)]) == 0
-    assert "llama-perplexity" in capsys.readouterr().out
-    log.write_text("nothing")
-    assert main(["engine", "--log", str(log)]) == 2
-    assert "has no line Mean KLD" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

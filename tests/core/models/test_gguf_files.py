@@ -113,6 +113,12 @@ SCALINGS = {
         [yarn(i, 4.0, 128) for i in PAIRS],
         1 + 0.1 * math.log(4),
     ),
+    "yarn of the model's own context": (
+        {**YARN, "a__rope__scaling__original_context_length": 0},
+        None,
+        [yarn(i, 4.0, 512) for i in PAIRS],
+        1 + 0.1 * math.log(4),
+    ),
     "yarn with all its keys": (
         {
             **YARN,

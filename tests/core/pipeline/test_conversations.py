@@ -175,6 +175,18 @@ def test_impossible_conversations_are_refused_in_one_line(changes: dict, said: s
     assert said in str(raised.value) and "\n" not in str(raised.value)
 
 
+def test_an_empty_answer_and_a_last_one_enter_the_caches(model) -> None:
+    """Each answer is scored, the empty one by the token that ends it; the model answers once more after the last."""
+    talk = [TALK[0], {"role": "assistant", "content": ""}, TALK[2], {"role": "assistant", "content": ANSWER}]
+    asked = spec_of(messages=talk, last="context", score_turns="all", lanes=LANES[:2])
+    read = script(model, asked)
+    assert [each.answered for each in read.segments] == [False, True, False, True, False]
+    assert read.segments[1].end - read.segments[1].start == 1
+    finished = run(model, asked)
+    assert len(finished.record.reference.token_ids) == 12
+    assert all(lane.metrics is not None and lane.metrics.kld_mean is not None for lane in finished.record.lanes)
+
+
 class Template:
     """A tokenizer whose template does as it is told."""
 

@@ -56,7 +56,7 @@ def test_a_model_that_a_run_refuses_is_sized_all_the_same(
     assert told["unknown"] and told["fits"]["weights"] == {"nbytes": 1000, "how": "of its files"}
 
 
-@pytest.mark.parametrize("given", [("--memory", "24"), ("--context", "0"), ("--batch", "-3")])
+@pytest.mark.parametrize("given", [("--memory", "24000"), ("--context", "0"), ("--batch", "-3")])
 def test_what_cannot_be_asked_is_one_line(
     folder: Path, given: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

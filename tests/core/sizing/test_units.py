@@ -1,7 +1,9 @@
-"""Bytes in words."""
+"""Bytes in words, and words as bytes."""
 
 import pytest
 
+from kvq_core.errors import SpecError
+from kvq_core.sizing.fit import memory_of
 from kvq_core.sizing.units import size_text
 
 
@@ -20,3 +22,17 @@ from kvq_core.sizing.units import size_text
 )
 def test_sizes_have_a_few_digits_in_powers_of_1000(nbytes: float, said: str, closer: str) -> None:
     assert (size_text(nbytes), size_text(nbytes, 3)) == (said, closer)
+
+
+@pytest.mark.parametrize("given", ["24000", "24B", "GB", "0", "0GB", "24 apples", "-1GB"])
+def test_a_memory_has_a_number_and_a_unit(given: str) -> None:
+    with pytest.raises(SpecError, match="24GB"):
+        memory_of(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "bytes_"),
+    [("24", 24e9), ("22.5", 22.5e9), ("24G", 24e9), ("24 gb", 24e9), ("80Gi", 80 * 2**30), ("24564MiB", 24564 * 2**20)],
+)
+def test_a_memory_without_a_unit_is_the_one_that_it_can_only_be(given: str, bytes_: float) -> None:
+    assert memory_of(given) == bytes_

@@ -85,14 +85,16 @@ def test_a_prompt_of_csv_is_as_long_as_one_of_any_file(tmp_path):
     [
         ("p.csv", "a,b\n1,2\n", "p.csv has no column prompt or messages; it has a, b"),
         ("p.csv", "prompt,id\nx,1,2\n", "line 2: it has more cells"),
+        ("p.csv", '"', "p.csv is not valid CSV: unexpected end of data"),
         ("p.csv", "id,messages\n1,[\n", "line 2: messages: this is not valid JSON"),
         ("p.parquet", "no parquet", "p.parquet is not valid Parquet"),
         ("p.txt", "\n", "there are none"),
         ("p.jsonl", "[1]", "a prompt is an object"),
         ("p.jsonl", '{"prompt": "a", "id": "x"}\n{"prompt": "b", "id": "x"}', "the id 'x' is given to prompts 1, 2"),
         ("p.jsonl", '{"prompt": "a", "answer": 1}', "line 1: answer and verifier go together"),
-        ("p.md", "x", "files end in .jsonl, .csv, .parquet, .txt"),
-        ("p.txt", b"\xff\xfe", "not text in UTF-8"),
+        ("p.md", "x", "files end in .jsonl, .json, .csv, .parquet, .txt"),
+        ("p.txt", b"\xff\xfa", "not text in UTF-8"),
+        ("p.json", "[1", "p.json, line 1: this is not valid JSON"),
     ],
 )
 def test_bad_files_are_refused_in_a_line(tmp_path, name, text, why):
@@ -161,3 +163,24 @@ def test_a_suite_of_long_answers_is_given_the_room_it_asks_for():
         for suite, more in (("long", {}), ("long", {"max_new_tokens": 90}), ("needle", {}))
     ]
     assert lengths == [1024, 90, 64]
+
+
+def test_an_id_that_is_a_number_is_nobody_elses(tmp_path):
+    (tmp_path / "p.jsonl").write_text(
+        '{"id": 2, "prompt": "Hi"}\n{"prompt": "Ho"}\n{"prompt": "He"}\n{"id": "4", "prompt": "Ha"}'
+    )
+    assert [each.id for each in read(tmp_path, "p.jsonl")[0]] == ["2", "5", "3", "4"]
+
+
+def test_an_answer_of_csv_that_begins_like_a_list_and_is_none_is_text(tmp_path):
+    (tmp_path / "p.csv").write_text(
+        "prompt,answer,verifier\na,[citation needed],contains\nb,{x,contains\nc,[1],contains\n"
+    )
+    assert [each.answer for each in read(tmp_path, "p.csv")[0]] == ["[citation needed]", "{x", [1]]
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.json", "p.csv", "p.txt"])
+def test_files_of_powershell_are_read(tmp_path, name):
+    text = {"p.csv": "prompt\nWhat?\n", "p.txt": "What?\n", "p.json": '[{"prompt": "What?"}]'}
+    (tmp_path / name).write_bytes(text.get(name, '{"prompt": "What?"}\r\n').encode("utf-16"))
+    assert [each.prompt for each in read(tmp_path, name)[0]] == ["What?"]

@@ -180,7 +180,7 @@ HASHES: dict[str, str] = {
 
 @pytest.mark.parametrize("name", SUITES)
 def test_prompts_are_the_same_everywhere(name: str) -> None:
-    made = json.dumps([p.model_dump(mode="json") for p in suite(name, N, seed=7)], sort_keys=True)
+    made = json.dumps([p.model_dump(mode="json", exclude={"last"}) for p in suite(name, N, seed=7)], sort_keys=True)
     assert hashlib.sha256(made.encode()).hexdigest()[:16] == HASHES[name]
 
 

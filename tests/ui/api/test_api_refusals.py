@@ -103,7 +103,7 @@ def test_a_study_that_cannot_be_is_refused_in_one_line(client):
         ("x", "it must be an object"),
         ({}, "give study, or model and prompts"),
         ({"study": "0" * 16}, "is not in this store"),
-        ({"study": "0" * 16, "memory": "24"}, "memory = '24' is not allowed"),
+        ({"study": "0" * 16, "memory": "24000"}, "memory = '24000' is not allowed"),
         ({"study": 5}, "it must be text"),
         ({"prompts": {"file": "/etc/passwd"}}, "the API takes no file"),
         ({"prompts": {"texts": ["a"]}, "room": 1}, "Unknown field 'room'"),

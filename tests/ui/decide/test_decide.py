@@ -187,7 +187,7 @@ def test_a_closed_page_stops_its_decision(place, model):
     [
         ({"room": BITS, "size": "many"}, "bits = &#x27;many&#x27; is not allowed"),
         ({"room": "Memory", "size": ""}, "nothing is given; give 24GB"),
-        ({"room": "Memory", "size": "24"}, "memory = &#x27;24&#x27; is not allowed"),
+        ({"room": "Memory", "size": "24000"}, "memory = &#x27;24000&#x27; is not allowed"),
         ({"context": None}, "Context: None is not allowed"),
         ({"batch": 1.5}, "Sequences: 1.5 is not allowed"),
         ({"tolerance": "fine"}, "tolerance = &#x27;fine&#x27; is not allowed"),

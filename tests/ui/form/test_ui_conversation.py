@@ -5,7 +5,8 @@ import json
 import pytest
 
 from kvq_core.errors import SpecError
-from kvq_core.spec import parse_spec
+from kvq_core.spec import Message, parse_spec
+from kvq_core.spec.chats import passed_line
 from ui.form.draft import draft_json, read_draft
 from ui.form.values import FIELDS, from_comparison, to_comparison
 
@@ -44,6 +45,22 @@ def test_pasted_messages_replace_the_prompt():
     pasted = {**told, "prompt": "", "conversation": json.dumps(TALK)}
     spec = to_comparison(pasted, lanes, rest)
     assert spec.question == "And the gauge?" and len(spec.messages or ()) == 4
+
+
+@pytest.mark.parametrize(
+    ("logged", "passed"),
+    [
+        ({"messages": TALK, "model": "gpt-4o", "temperature": 0.2}, "Passed over: model (1), temperature (1)."),
+        ({"body": {"messages": [{**each, "refusal": None} for each in TALK]}}, "Passed over: refusal (4)."),
+        ({"messages": TALK[:3], "last": "answer"}, "Last answers of the assistant that are the text to score: 1."),
+    ],
+)
+def test_a_logged_call_is_its_messages_and_says_what_was_passed_over(logged, passed):
+    values, lanes, rest = from_comparison(parse_spec({"prompt": "Hello"}))
+    told = {**dict(zip(FIELDS, values, strict=True)), "prompt": "", "conversation": json.dumps(logged)}
+    spec = to_comparison(told, lanes, rest)
+    assert spec.messages[:2] == tuple(map(Message.model_validate, TALK[:2])) and passed_line(spec.passed) == passed
+    assert (spec.continuation == TALK[2]["content"]) == ("last" in logged)
 
 
 @pytest.mark.parametrize(
