@@ -1,10 +1,12 @@
   // Where an address or the header leads to: the part is opened where it is closed, and comes into sight.
-  const goPart = (id) => {
+  const goPart = (id, focuses = true) => {
     const part = document.getElementById(id);
     if (!part?.checkVisibility()) return false;
     part.querySelector(":scope > button.label-wrap:not(.open), :scope > .block > button.label-wrap:not(.open)")?.click();
-    part.tabIndex = -1;
-    part.focus({ preventScroll: true });
+    if (focuses) {
+      part.tabIndex = -1;
+      part.focus({ preventScroll: true });
+    }
     part.scrollIntoView({ block: "start" });
     return true;
   };
@@ -15,7 +17,7 @@
     landed = true;
     const asked = new URLSearchParams(location.search);
     const part = location.hash.slice(1) || (asked.has("vs") ? "beside" : asked.has("view") ? "where" : "");
-    if (part) setTimeout(() => goPart(part), 60);
+    if (part) setTimeout(() => goPart(part, false), 60);
   };
   // The length from which every lane quantizes something, in place of the one that is asked for.
   document.addEventListener("click", ({ target }) => {
