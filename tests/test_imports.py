@@ -61,14 +61,14 @@ _TABLE = """
     ui.words: analysis record studies ui.figures ui.html ui.selection
     ui.export: analysis errors record spec store ui.figures ui.html ui.selection ui.service ui.words
     ui.service: analysis errors events inspection limits links logs machine packed pipeline record settings spec store
-        training ui.html
+        studies training ui.html
     ui.form: decision errors links methods models pipeline presets record settings spec training ui.html ui.service
-    ui.server: errors events logs models packed pipeline settings spec store ui.export ui.service
+    ui.server: errors events logs machine models packed pipeline settings spec store ui.export ui.service
     ui.views: analysis errors methods record spec ui.figures ui.form ui.html ui.selection ui.service ui.words
     ui.panels: analysis claims errors events frozen inspection links logs methods models packed pipeline presets
         record settings spec store training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views
         ui.words
-    ui.study: errors events limits logs models settings spec store studies ui.figures ui.form ui.html ui.panels
+    ui.study: errors events limits logs machine models settings spec store studies ui.figures ui.form ui.html ui.panels
         ui.service ui.views ui.words
     ui.decide: advice analysis decision errors inspection limits links logs models settings sizing spec studies
         ui.figures ui.html ui.panels ui.service ui.study ui.views
@@ -91,11 +91,11 @@ OPEN_TO_THE_PAGE = {
     "pipeline": {"added", "estimate", "examples", "layer_look", "roundtrip", "solved", "timings", "why"},
     "studies": set(
         "cells estimate example executors intervals pairs prompts result rows sources spec stored_plan study "
-        "tasks".split()
+        "task_suites tasks".split()
     ),
     "sizing": {"fit", "reserve", "units"},
     "training": {"offer"},
-    "machine": {"files", "memory"},
+    "machine": {"files", "memory", "owner"},
 }
 LOOSE = {"kvq_core": 12, "ui": 6, "tests": 12}  # modules that may lie outside the rooms, and test files outside theirs
 SOURCES = sorted(

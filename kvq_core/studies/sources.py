@@ -49,6 +49,8 @@ class PromptSource(SpecPart):
             raise SpecError(f"prompts: {said}; give one of {', '.join(_WAYS)}.")
         if self.options and self.suite is None:
             raise SpecError("prompts: options go with a suite.")
+        if own := {"name", "n", "seed"} & set(self.options):
+            raise SpecError(f"prompts: {min(own)} is no option of a suite; give n and seed beside options.")
         return self
 
     def read(self) -> tuple[tuple[StudyPrompt, ...], tuple[str, ...]]:

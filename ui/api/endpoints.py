@@ -4,6 +4,7 @@ Types of parameters and results make the schemas that clients are shown, docstri
 comparison goes through the same line, limits and ``compare`` as the page's; closing the connection cancels it.
 """
 
+import asyncio
 import inspect
 import json
 from collections.abc import AsyncGenerator, Callable
@@ -67,7 +68,8 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
                 system, continuation, temperature, seed and more; what is left out has its default.
         """
         with client_session(request, services.jobs.forget) as session:
-            async for update in paced(run_progress(services, parse_spec(spec), session, request), RUN_PACE_S):
+            asked = await asyncio.to_thread(parse_spec, spec)
+            async for update in paced(run_progress(services, asked, session, request), RUN_PACE_S):
                 yield update
 
     async def add_lane(run: str, lane: LaneSpec, request: gr.Request, key: str = "") -> AsyncGenerator[Progress]:
@@ -81,7 +83,8 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
             key: The key that came with the run's result; needed on a public instance while the run is not shared.
         """
         with client_session(request, services.jobs.forget) as session:
-            parent, asked = _opened(services, run, key)[0], parse_lane(lane, "lane")
+            parent = (await asyncio.to_thread(_opened, services, run, key))[0]
+            asked = await asyncio.to_thread(parse_lane, lane, "lane")
             async for update in paced(added_progress(services, parent, asked, session, request), RUN_PACE_S):
                 yield update
 

@@ -10,12 +10,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.limits import limits
 from kvq_core.spec import ComparisonSpec, with_bundle
 from kvq_core.studies.spec import StudySpec, parse_study
 from kvq_core.studies.tasks import SUITES
 from ui.form.lanes import LaneForm, to_spec
-from ui.service.admission import check_study_bytes
+from ui.service.admission import check_prompts, check_study_bytes
 
 PASTE, FILE, TASKS = "Paste", "File", "Tasks"
 WAYS = (PASTE, FILE, TASKS)
@@ -59,7 +58,9 @@ def study_of(form: Form, compare_lanes: list[LaneForm]) -> StudyRequest:
         "lanes": _lanes(form.lanes, compare_lanes),
     }
     if form.way == TASKS:
-        return StudyRequest(parse_study({**shared, "prompts": _suite(form)}))
+        spec = parse_study({**shared, "prompts": _suite(form)})
+        check_prompts(spec.prompts, max(1, len(spec.models)))
+        return StudyRequest(spec)
     name, data = _given(form)
     check_study_bytes(len(data))
     return _with_file(shared, name, data, form.skip)
@@ -98,10 +99,11 @@ def _with_file(shared: dict[str, Any], name: str, data: bytes, skip: bool) -> St
 
 
 def _suite(form: Form) -> dict[str, Any]:
-    n = _whole("Prompts", form.n)
-    if (most := limits().prompts) is not None and n > most:  # before they are made
-        raise SpecError(f"{n:,} prompts were asked for; this instance takes {most:,} of a study.")
-    found: dict[str, Any] = {"suite": form.suite, "n": n, "seed": _whole("Seed", form.seed)}
+    found: dict[str, Any] = {
+        "suite": form.suite,
+        "n": _whole("Prompts", form.n),
+        "seed": _whole("Seed", form.seed),
+    }
     fields = SUITES[form.suite].model_fields if form.suite in SUITES else {}
     for name in NUMBERS:
         if name in fields and (text := getattr(form, name).strip()):
