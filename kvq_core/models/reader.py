@@ -6,7 +6,7 @@ from typing import Any
 
 from kvq_core.errors import SpecError
 from kvq_core.machine.owner import demand_wanted
-from kvq_core.models.chat import render
+from kvq_core.models.chat import render_each
 from kvq_core.models.chat_turns import turn_ids
 from kvq_core.spec import Message, Tool
 
@@ -33,17 +33,17 @@ class Reader:
         ``system`` None keeps the chat template's own system message, "" asks for none. Raises SpecError where the
         model has no chat template, or one that refuses or leaves out what it is given.
         """
-        text = render(self.tokenizer, self.id, prompt, system, chat)
-        if isinstance(text, SpecError):
-            raise text
-        return list(self.tokenizer(text, add_special_tokens=not chat)["input_ids"])
+        (found,) = self.render_each([(prompt, system)], chat)
+        if isinstance(found, SpecError):
+            raise found
+        return found
 
     def render_each(self, prompts: Sequence[tuple[str, str | None]], chat: bool) -> list[list[int] | SpecError]:
         """``render`` of many prompts, each with its system message, encoded at once; the error where it would raise."""
         told: list[list[int] | SpecError] = []
         for at in range(0, len(prompts), AT_ONCE):
             demand_wanted()
-            found = [render(self.tokenizer, self.id, *each, chat) for each in prompts[at : at + AT_ONCE]]
+            found = render_each(self.tokenizer, self.id, prompts[at : at + AT_ONCE], chat)
             texts = [text for text in found if isinstance(text, str)]
             ids = iter(self.tokenizer(texts, add_special_tokens=not chat)["input_ids"] if texts else ())
             told += [list(next(ids)) if isinstance(each, str) else each for each in found]
