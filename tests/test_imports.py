@@ -47,7 +47,7 @@ _TABLE = """
     packed: codecs engine errors events frozen kernels machine methods models pipeline spec
     claims: capture codebooks codecs divergence engine errors frozen machine methods models pipeline presets record
         settings spec training
-    studies: analysis complaints errors events links logs machine models pipeline presets record spec store
+    studies: analysis complaints errors events limits links logs machine models pipeline presets record spec store
     decision: analysis errors events machine methods models pipeline record settings sizing spec studies
     advice: analysis complaints decision errors inspection methods models pipeline sizing spec store studies
     lm_eval: engine errors models spec
@@ -90,7 +90,7 @@ OPEN_TO_THE_PAGE = {
     "packed": {"gpus", "lanes", "slow"},
     "pipeline": {"added", "estimate", "examples", "layer_look", "roundtrip", "solved", "timings", "why"},
     "studies": set(
-        "cells estimate example executors intervals pairs prompts result rows sources spec stored_plan study "
+        "bounds cells estimate example executors intervals pairs prompts result rows sources spec stored_plan study "
         "task_suites tasks".split()
     ),
     "sizing": {"fit", "reserve", "units"},

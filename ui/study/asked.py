@@ -11,6 +11,7 @@ from typing import Any
 
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.spec import ComparisonSpec, with_bundle
+from kvq_core.studies.bounds import FileBounds
 from kvq_core.studies.spec import StudySpec, parse_study
 from kvq_core.studies.tasks import SUITES
 from ui.form.lanes import LaneForm, to_spec
@@ -84,17 +85,18 @@ def _sent(raw: str) -> tuple[str, bytes]:
         if "data" not in told:  # told by the browser, which does not send what is refused
             check_study_bytes(int(told["bytes"]))
         return name, base64.b64decode(told["data"], validate=True)
-    except (ValueError, TypeError, KeyError, RecursionError, binascii.Error):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, binascii.Error):
         raise SpecError("The file could not be read; choose it again.") from None
 
 
 def _with_file(shared: dict[str, Any], name: str, data: bytes, skip: bool) -> StudyRequest:
     """Read as the command line reads a file, from a folder that is gone afterwards."""
     with TemporaryDirectory(prefix="kvq-prompts-") as folder:
-        path = Path(folder) / (re.sub(r"[^\w.()+ -]", "_", Path(name).name)[-100:] or "prompts")
+        called = re.sub(r"[^\w.()+ -]", "_", Path(name).name)[-100:]
+        path = Path(folder) / (called if called.strip(".") else "prompts")
         path.write_bytes(data)
         spec = parse_study({**shared, "prompts": {"file": str(path), "skip_broken": bool(skip)}})
-        prompts, broken = spec.prompts.read()
+        prompts, broken = spec.prompts.read(FileBounds.here())
     return StudyRequest(spec.whole(prompts), broken)
 
 
@@ -120,7 +122,7 @@ def _numbers(name: str, text: str) -> list[float]:
 
 
 def _whole(title: str, given: float | None) -> int:
-    if given is None or given != int(given):
+    if given is None or not float(given).is_integer():
         raise SpecError(f"{title}: {excerpt(given)} is not allowed; give a whole number.")
     return int(given)
 
