@@ -62,7 +62,7 @@ _TABLE = """
     ui.export: analysis errors record spec store ui.figures ui.html ui.selection ui.service ui.words
     ui.service: analysis errors events inspection limits links logs machine packed pipeline record settings spec store
         studies training ui.html
-    ui.form: decision errors links methods models pipeline presets record settings spec training ui.html ui.service
+    ui.form: decision errors links methods models presets record settings spec training ui.html ui.service
     ui.server: errors events logs machine models packed pipeline settings spec store ui.export ui.service
     ui.views: analysis errors methods record spec ui.figures ui.form ui.html ui.selection ui.service ui.words
     ui.panels: analysis claims errors events frozen inspection links logs methods models packed pipeline presets

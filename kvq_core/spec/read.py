@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from kvq_core.complaints import first_line
+from kvq_core.complaints import check_depth, first_line
 from kvq_core.errors import PATH, SpecError, abbreviate
 from kvq_core.methods import methods
 from kvq_core.spec.bundles import BUNDLES, bundle_lanes
@@ -35,6 +35,7 @@ def parse_placed(data: Any, where: Where | None) -> ComparisonSpec:
     ends up; None: a usual one is meant. Raises as ``parse_spec`` and ``where`` do."""
     if not isinstance(data, dict):
         raise SpecError(f"A comparison is an object with fields such as prompt and lanes, not {type(data).__name__}.")
+    check_depth(data, "The comparison")
     if "bundle" in data:
         data = _unbundled(data, where)
     lanes = data.get("lanes")

@@ -45,7 +45,7 @@ def may_open(store: Store, run_id: str, key: str = "") -> bool:
 
 def holds_key(store: Store, run_id: str, key: str) -> bool:
     """Whether ``key`` is the run's: whoever has it made the run, and may share it."""
-    return hmac.compare_digest(key_of(store, run_id).encode(), key.encode())
+    return hmac.compare_digest(key_of(store, run_id).encode(), _bytes(key))
 
 
 def demand_open(store: Store, run_id: str, key: str = "") -> None:
@@ -70,7 +70,12 @@ def listed_runs(store: Store, limit: int = 50) -> list[Summary]:
 
 def key_of(store: Store, run_id: str) -> str:
     """The key of a run, which only its maker is told. Raises StoreError where the store cannot be read."""
-    return hmac.new(_secret(store), run_id.encode(), hashlib.sha256).hexdigest()[:32]
+    return hmac.new(_secret(store), _bytes(run_id), hashlib.sha256).hexdigest()[:32]
+
+
+def _bytes(text: str) -> bytes:
+    """Of anybody's text, which may hold half a character."""
+    return text.encode(errors="backslashreplace")
 
 
 def _secret(store: Store) -> bytes:

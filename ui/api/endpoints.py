@@ -16,10 +16,9 @@ from kvq_core import presets as experiments
 from kvq_core.methods.describe import describe_methods
 from kvq_core.models import available_models, with_model
 from kvq_core.pipeline.examples import packaged_store
-from kvq_core.pipeline.solved import parse_spec
 from kvq_core.record.fields import Record
 from kvq_core.record.files import ARRAYS, Summary, record_json, serialize
-from kvq_core.spec import DEFAULT_MODEL, parse_lane
+from kvq_core.spec import DEFAULT_MODEL, parse_lane, parse_placed
 from kvq_core.store import sharing
 from ui.api.claims import claims_of
 from ui.api.decisions import decision_endpoints
@@ -41,6 +40,7 @@ from ui.api.stream import added_progress, run_progress
 from ui.api.studies import study_endpoints
 from ui.decide.work import Decisions
 from ui.service.address import link
+from ui.service.admission import checked_cache_at
 from ui.service.one_line import one_line
 from ui.service.services import Services
 from ui.study.work import Studies
@@ -68,7 +68,7 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
                 system, continuation, temperature, seed and more; what is left out has its default.
         """
         with client_session(request, services.jobs.forget) as session:
-            asked = await asyncio.to_thread(parse_spec, spec)
+            asked = await asyncio.to_thread(parse_placed, spec, checked_cache_at)
             async for update in paced(run_progress(services, asked, session, request), RUN_PACE_S):
                 yield update
 
@@ -101,7 +101,7 @@ def _estimating(services: Services) -> tuple[Callable[..., Any], ...]:
             spec: The comparison, as for compare.
         """
         with one_line():
-            comparison = with_model(parse_spec(spec))
+            comparison = with_model(parse_placed(spec, checked_cache_at))
             quote = services.admission.quote(comparison)
             found = quote.estimate
             lanes = [vars(lane) for lane in found.lanes]

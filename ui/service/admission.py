@@ -12,7 +12,8 @@ from kvq_core.errors import LimitError
 from kvq_core.limits import limits
 from kvq_core.machine.memory import room_for, shortage
 from kvq_core.pipeline.estimate import Estimate
-from kvq_core.spec import ComparisonSpec
+from kvq_core.pipeline.solved import cache_at
+from kvq_core.spec import CacheAt, ComparisonSpec
 from kvq_core.studies.sources import PromptSource
 from kvq_core.studies.task_suites import words_of
 from ui.html.numbers import plural, seconds
@@ -154,6 +155,13 @@ def check_study_bytes(given: int) -> None:
     """Counted before prompts are read. Raises LimitError."""
     if given > (most := limits().study_bytes):
         raise LimitError(f"The prompts have {given:,} bytes; this instance takes {most:,} of a study.")
+
+
+def checked_cache_at(spec: ComparisonSpec) -> CacheAt:
+    """Where the cache of a comparison ends up, for bundles that are solved for it: its prompt is checked before it is
+    tokenized for that. Raises KvqError as ``cache_at`` does."""
+    check_characters(spec)
+    return cache_at(spec)
 
 
 def check_prompts(source: PromptSource, models: int = 1, lanes: int = 0) -> None:

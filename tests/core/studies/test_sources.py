@@ -149,10 +149,10 @@ def test_a_parquet_file_is_unfolded_in_so_much_memory(tmp_path, monkeypatch):
     import pyarrow as pa
 
     pq.write_table(
-        pa.table({"prompt": ["x" * (4 * 10**7)]}), tmp_path / "p.parquet", compression="zstd", use_dictionary=False
+        pa.table({"prompt": ["x" * (10**8)]}), tmp_path / "p.parquet", compression="zstd", use_dictionary=False
     )
-    monkeypatch.setattr("kvq_core.studies.bounds.ROOM", 16 * 1024**2)
-    with pytest.raises(LimitError, match=r"p\.parquet takes more than 10 s or 0.015625 GiB to unfold"):
+    monkeypatch.setattr("kvq_core.studies.bounds.ROOM", 8 * 1024**2)
+    with pytest.raises(LimitError, match=r"p\.parquet takes more than 10 s or 0.0078125 GiB to unfold"):
         PromptSource(file=str(tmp_path / "p.parquet")).read(FileBounds(60, 10**10))
 
 

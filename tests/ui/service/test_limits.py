@@ -9,10 +9,10 @@ from kvq_core.errors import KvqError, LimitError, SpecError
 from kvq_core.limits import VARIABLES, Limits, limits
 from kvq_core.pipeline.estimate import Estimate, estimate
 from kvq_core.presets import presets
-from kvq_core.spec import parse_spec
+from kvq_core.spec import parse_placed, parse_spec
 from kvq_core.studies.sources import PromptSource
 from ui.form.setup_panel import possible
-from ui.service.admission import Admission, check_prompts
+from ui.service.admission import Admission, check_prompts, checked_cache_at
 from ui.service.line import Cost, WaitingLine
 from ui.service.services import Services, visitor
 
@@ -104,6 +104,14 @@ def test_a_long_text_is_refused_before_it_is_tokenized(monkeypatch):
     with pytest.raises(LimitError, match="has 1,500 characters.* takes 1,000. Shorten it by 500"):
         gate.quote(spec("x" * 700, continuation="y" * 800))
     assert not asked
+
+
+def test_a_long_text_is_refused_before_a_bundle_is_solved_for_it(monkeypatch):
+    monkeypatch.setenv("KVQ_MAX_CHARACTERS", "1000")
+    monkeypatch.setattr("ui.service.admission.cache_at", lambda spec: pytest.fail("it was tokenized"))
+    asked = {"prompt": "x" * 1500, "bundle": {"name": "equal-bytes"}}
+    with pytest.raises(LimitError, match="has 1,500 characters"):
+        parse_placed(asked, checked_cache_at)
 
 
 def test_more_lanes_than_an_instance_takes_are_refused_before_anything_is_loaded(monkeypatch):
