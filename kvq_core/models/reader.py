@@ -33,10 +33,10 @@ class Reader:
         ``system`` None keeps the chat template's own system message, "" asks for none. Raises SpecError where the
         model has no chat template, or one that refuses or leaves out what it is given.
         """
-        (found,) = self.render_each([(prompt, system)], chat)
-        if isinstance(found, SpecError):
-            raise found
-        return found
+        (text,) = render_each(self.tokenizer, self.id, [(prompt, system)], chat)
+        if isinstance(text, SpecError):
+            raise text
+        return list(self.tokenizer(text, add_special_tokens=not chat)["input_ids"])
 
     def render_each(self, prompts: Sequence[tuple[str, str | None]], chat: bool) -> list[list[int] | SpecError]:
         """``render`` of many prompts, each with its system message, encoded at once; the error where it would raise."""

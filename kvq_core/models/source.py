@@ -3,6 +3,7 @@ a local one is known on every machine."""
 
 import shutil
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
 
 COPIES = 8  # of a directory that are remembered: one may be removed while another is at work
+# By a directory's id the places that this process was given it by: the memo of them may be out of reach.
+places: dict[str, list[str]] = {}
 FILE, FOLDER = PREFIX, "dir:"  # what the ids of a converted GGUF file and of a directory begin with; a hash follows
 
 
@@ -122,8 +125,9 @@ def portable(source: ModelSource, id: str, whole: str) -> str:
     if id.startswith(FOLDER) and told != id:
         raise ModelError(f"Model {excerpt(id)} was changed where it lies; give the path of its directory.")
     folder = str(Path(source.place).resolve())
-    others = [held for held in _folders(told) if held != folder]
-    files.keep_memo(_memo(told), {"folders": [folder, *others][:COPIES]})
+    places[told] = [folder, *(held for held in places.get(told, []) if held != folder)][:COPIES]
+    with suppress(OSError), files.alone(_memo(told)):
+        files.keep_memo(_memo(told), {"folders": _folders(told)[:COPIES]})
     return told
 
 
@@ -233,12 +237,13 @@ def _whole(folder: Path) -> str:
 
 
 def _folders(id: str) -> list[str]:
-    """The directories that a model was loaded from, the last one first."""
+    """The directories that a model was loaded from, the last one first: by this process, then by others."""
     held: Any = files.read_memo(_memo(id))
-    if not isinstance(held, dict):
-        return []
-    told = held.get("folders", [held.get("folder")])  # of earlier versions there is one
-    return [folder for folder in told if isinstance(folder, str)] if isinstance(told, list) else []
+    told = (
+        held.get("folders", [held.get("folder")]) if isinstance(held, dict) else []
+    )  # of earlier versions there is one
+    found = [*places.get(id, []), *(told if isinstance(told, list) else [])]
+    return list(dict.fromkeys(folder for folder in found if isinstance(folder, str)))
 
 
 def _is_gguf(path: Path) -> bool:

@@ -43,7 +43,9 @@ class FileBounds:
     def check(self, rows: int, unfolded: int) -> None:
         """Raises LimitError."""
         if self.rows is not None and rows > self.rows:
-            raise LimitError(f"The file has more than {self.rows:,} rows, the prompts that this instance takes.")
+            raise LimitError(
+                f"The file has more than {self.rows:,} prompts; this instance takes {self.rows:,} of a study."
+            )
         if unfolded > self.bytes:
             raise LimitError(
                 f"The file unfolds to more than {self.bytes:,} bytes, the most this instance reads; send fewer prompts."

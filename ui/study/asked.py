@@ -16,6 +16,7 @@ from kvq_core.studies.spec import StudySpec, parse_study
 from kvq_core.studies.tasks import SUITES
 from ui.form.lanes import LaneForm, to_spec
 from ui.service.admission import check_prompts, check_study_bytes
+from ui.service.housekeeping import PROMPTS
 
 PASTE, FILE, TASKS = "Paste", "File", "Tasks"
 WAYS = (PASTE, FILE, TASKS)
@@ -91,7 +92,7 @@ def _sent(raw: str) -> tuple[str, bytes]:
 
 def _with_file(shared: dict[str, Any], name: str, data: bytes, skip: bool) -> StudyRequest:
     """Read as the command line reads a file, from a folder that is gone afterwards."""
-    with TemporaryDirectory(prefix="kvq-prompts-") as folder:
+    with TemporaryDirectory(prefix=PROMPTS) as folder:
         called = re.sub(r"[^\w.()+ -]", "_", Path(name).name)[-100:]
         path = Path(folder) / (called if called.strip(".") else "prompts")
         path.write_bytes(data)

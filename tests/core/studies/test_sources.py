@@ -121,7 +121,7 @@ def test_a_visitor_s_file_has_so_many_rows_bytes_and_columns(tmp_path, kind):
 
     rows = [{"prompt": f"One {at}"} for at in range(61)]
     assert len(read(rows[:60])) == 60 == len(read(rows[:60], FileBounds(None, 60_000)))
-    with pytest.raises(LimitError, match="has more than 60 rows"):
+    with pytest.raises(LimitError, match="has more than 60 prompts"):
         read(rows)
     with pytest.raises(LimitError, match="unfolds to more than 60,000 bytes"):
         read(rows, FileBounds(None, 60_000))
@@ -141,7 +141,9 @@ def test_a_small_parquet_file_unfolds_no_further_than_it_may(tmp_path, rows):
     pq.write_table(pa.table({"prompt": ["x" * 10**6] * rows}), tmp_path / "p.parquet", compression="zstd")
     assert (tmp_path / "p.parquet").stat().st_size < 600
     source = PromptSource(file=str(tmp_path / "p.parquet"))
-    with pytest.raises(LimitError, match="has more than 60 rows" if rows > 60 else "unfolds to more than 32,000,000"):
+    with pytest.raises(
+        LimitError, match="has more than 60 prompts" if rows > 60 else "unfolds to more than 32,000,000"
+    ):
         source.read(TINY)
 
 

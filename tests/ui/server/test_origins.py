@@ -118,7 +118,8 @@ def test_a_served_page_is_read_by_no_page_of_another_site(server, path):
 
 
 READS = """<title>waits</title><script>
-const told = (at) => fetch(at).then(a => a.text()).then(t => t.includes("named_") ? "read" : "closed").catch(() => "closed");
+const told = (at) => fetch(at).then(a => a.text())
+  .then(t => t.includes("named_") ? "read" : "closed").catch(() => "closed");
 Promise.all(ASKED.map(told)).then(found => document.title = found.join(", "));
 </script>"""
 
