@@ -31,6 +31,19 @@ def check_depth(data: Any, what: str) -> None:
     raise SpecError(f"{what} is nested more than {DEPTH} levels deep; give flatter data.")
 
 
+def check_text(data: Any, what: str) -> None:
+    """Raises SpecError for plain data with a text that holds half a character, as JSON can: no file takes it."""
+    left = [data]
+    while left:
+        value = left.pop()
+        if isinstance(value, str) and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise SpecError(f"{what}: {excerpt(value)} holds half a character; leave it out.") from None
+        left += [*_within(value), *(value if isinstance(value, dict) else ())]
+
+
 def _within(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
 

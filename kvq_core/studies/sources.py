@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
-from kvq_core.complaints import check_depth, first_line
+from kvq_core.complaints import check_depth, check_text, first_line
 from kvq_core.errors import PATH, SpecError, abbreviate, excerpt
 from kvq_core.machine.owner import demand_wanted
 from kvq_core.spec.part import SpecPart
@@ -118,6 +118,7 @@ def _parsed(row: Any, name: str) -> StudyPrompt:
     if not isinstance(row, dict):
         raise SpecError(f"{name}: a prompt is an object with fields such as prompt and id, not {type(row).__name__}.")
     check_depth(row, name)
+    check_text(row, name)
     try:
         return StudyPrompt.model_validate(row)
     except SpecError as error:

@@ -137,6 +137,22 @@ def test_no_message_repeats_all_that_somebody_sent():
     assert excerpt(nested) == "something nested very deeply"
 
 
+@pytest.mark.parametrize("place", ["texts", "rows", "options", "tools"])
+def test_half_a_character_is_refused_wherever_it_stands(place):
+    half = "\ud800"
+    prompts = {"texts": [half]}
+    if place != "texts":
+        prompts = {"rows": [{"prompt": "a", "facts": {"a": [half]}}]} if place == "rows" else {"suite": "long", half: 1}
+    with pytest.raises(SpecError, match="half a character"):
+        if place == "tools":
+            tool = {"type": "function", "function": {"name": "a", "description": half}}
+            parse_spec({"messages": [{"role": "user", "content": "a"}], "tools": [tool]})
+        else:
+            parse_study({"prompts": prompts, "lanes": [{"method": "per_token"}]})
+    with pytest.raises(SpecError, match="line 1: .* holds half a character"):
+        _parsed({"prompt": half}, "line 1")
+
+
 @pytest.mark.parametrize("field", ["tools", "messages", "lanes", "prompt", "odd"])
 def test_data_nested_deeper_than_any_is_refused_in_a_line(field):
     nested: list = []

@@ -13,6 +13,7 @@ from kvq_core.settings import Settings
 
 # What a proxy says of the page's address, to Gradio and to ui/service/address.py
 FORWARDED = (b"x-forwarded-host", b"x-forwarded-proto", b"x-gradio-server")
+ADDRESSES = (b"host", *FORWARDED)
 
 
 class KnownHosts:
@@ -31,6 +32,11 @@ class KnownHosts:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
+            if not all(_name(f"//{text.decode('latin1')}") for name, text in scope["headers"] if name in ADDRESSES):
+                await JSONResponse({"detail": "The request names no address that can be one."}, 400)(
+                    scope, receive, send
+                )
+                return
             if not _from_a_proxy(scope):
                 scope = {**scope, "headers": [held for held in scope["headers"] if held[0] not in FORWARDED]}
             if not self._public and (refusal := self._refusal(Headers(scope=scope))):
@@ -74,8 +80,9 @@ def _lies_in(host: str, network: str) -> bool:
 def _name(address: str) -> str:
     """The host of an address, in small letters; "" of what is none."""
     try:
-        return (urlsplit(address).hostname or "").rstrip(".")
-    except ValueError:
+        parts = urlsplit(address)
+        return (parts.hostname or "").rstrip(".") if address.isascii() and parts.port != -1 else ""
+    except ValueError:  # also of a port that is none
         return ""
 
 

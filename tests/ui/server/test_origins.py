@@ -54,12 +54,20 @@ def test_a_private_instance_answers_under_its_own_names(monkeypatch, host):
     assert answer({"Host": host, "Origin": f"http://{host}"})[0] == 200
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:7860", "", "[", "é"]
-)
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:7860"])
 def test_a_name_that_somebody_s_dns_points_here_is_refused_in_a_line(host):
     status, detail, given = answer({"Host": host, "X-Forwarded-Host": "localhost"})
     assert status == 403 and "KVQ_ADDRESS" in detail and "\n" not in detail and not given
+
+
+@pytest.mark.parametrize("public", ["", "some/model"])
+@pytest.mark.parametrize("host", ["", "[", "é", "localhost:99999", "localhost:x", "\x80" * 9])
+def test_what_is_no_address_is_refused_everywhere(monkeypatch, public, host):
+    monkeypatch.setenv("KVQ_MODELS", public)
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    for headers in ({"Host": host}, {"Host": "localhost", "X-Forwarded-Host": host}):
+        status, detail, given = answer(headers)
+        assert status == 400 and "no address" in detail and not given
 
 
 @pytest.mark.parametrize(
