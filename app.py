@@ -50,6 +50,7 @@ from kvq_core.methods import failures, load_method_files  # noqa: E402
 from kvq_core.pipeline.compare import compare  # noqa: E402
 from kvq_core.pipeline.estimate import estimate  # noqa: E402
 from kvq_core.settings import Settings, settings  # noqa: E402
+from kvq_core.store.sharing import keep_private  # noqa: E402
 from kvq_core.store.store import Store, open_store  # noqa: E402
 from ui.api.mcp import answer_in_json  # noqa: E402
 from ui.html.theme import css, theme  # noqa: E402
@@ -155,7 +156,9 @@ def main(argv: Sequence[str] = ()) -> int:
         load_methods(found, argv)
         # on ZeroGPU in this thread and before the launch, or the emulated GPU is not there
         borrowing = zero_gpu.prepare() if found.zero_gpu else {"compare": compare}
-        services = Services(open_store(), estimate=estimate, **borrowing)
+        services = Services(store := open_store(), estimate=estimate, **borrowing)
+        if found.public:
+            keep_private(store)
     except KvqError as error:
         print(error, file=sys.stderr)
         return 2

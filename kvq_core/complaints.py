@@ -2,12 +2,14 @@
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from kvq_core.errors import excerpt
+from kvq_core.errors import SpecError, excerpt
 
+DEPTH = 64  # lists and objects within each other, of what anybody may send
 # pydantic names Python's types; files and links have lists and objects
 _PLAIN = {
     "tuple_type": "it must be a list",
@@ -17,6 +19,33 @@ _PLAIN = {
 }
 _Place = tuple[tuple[int | str, ...], list[type[BaseModel]]]
 _SHOULD = re.compile(r"^[A-Z][a-z]+ should")
+
+
+def check_depth(data: Any, what: str) -> None:
+    """Raises SpecError for plain data that is nested deeper than any is: whatever walks through it would fail there."""
+    level = [data]
+    for _ in range(DEPTH):
+        level = [held for each in level for held in _within(each)]
+        if not level:
+            return
+    raise SpecError(f"{what} is nested more than {DEPTH} levels deep; give flatter data.")
+
+
+def check_text(data: Any, what: str) -> None:
+    """Raises SpecError for plain data with a text that holds half a character, as JSON can: no file takes it."""
+    left = [data]
+    while left:
+        value = left.pop()
+        if isinstance(value, str) and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise SpecError(f"{what}: {excerpt(value)} holds half a character; leave it out.") from None
+        left += [*_within(value), *(value if isinstance(value, dict) else ())]
+
+
+def _within(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
 
 
 def first_line(error: ValidationError, model: type[BaseModel], name: str = "") -> str:

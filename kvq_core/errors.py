@@ -16,13 +16,14 @@ from collections.abc import Iterable
 from rapidfuzz import process
 
 PATH = 200  # characters of a path that messages show
+MESSAGE = 2000  # of a message, whatever it quotes
 
 
 class KvqError(Exception):
     """Root of the tree; ``str(error)`` is a single line meant for people."""
 
     def __init__(self, message: str):
-        super().__init__(" ".join(message.split()))
+        super().__init__(abbreviate(" ".join(message.split()), MESSAGE))
 
 
 class SpecError(KvqError):
@@ -51,6 +52,8 @@ def excerpt(given: object) -> str:
         return "nothing" if given is None else abbreviate(repr(given))
     except ValueError:  # Python writes no whole number of thousands of digits
         return "a number of thousands of digits"
+    except RecursionError:
+        return "something nested very deeply"
 
 
 def abbreviate(text: str, most: int = 80) -> str:

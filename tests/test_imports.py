@@ -47,7 +47,7 @@ _TABLE = """
     packed: codecs engine errors events frozen kernels machine methods models pipeline spec
     claims: capture codebooks codecs divergence engine errors frozen machine methods models pipeline presets record
         settings spec training
-    studies: analysis complaints errors events links logs machine models pipeline presets record spec store
+    studies: analysis complaints errors events limits links logs machine models pipeline presets record spec store
     decision: analysis errors events machine methods models pipeline record settings sizing spec studies
     advice: analysis complaints decision errors inspection methods models pipeline sizing spec store studies
     lm_eval: engine errors models spec
@@ -61,15 +61,15 @@ _TABLE = """
     ui.words: analysis record studies ui.figures ui.html ui.selection
     ui.export: analysis errors record spec store ui.figures ui.html ui.selection ui.service ui.words
     ui.service: analysis errors events inspection limits links logs machine packed pipeline record settings spec store
-        training ui.html
-    ui.form: decision errors links methods models pipeline presets record settings spec training ui.html ui.service
-    ui.server: errors events logs models packed pipeline settings spec store ui.export ui.service
+        studies training ui.html
+    ui.form: decision errors links methods models presets record settings spec training ui.html ui.service
+    ui.server: errors events logs machine models packed pipeline settings spec store ui.export ui.service
     ui.views: analysis errors methods record spec ui.figures ui.form ui.html ui.selection ui.service ui.words
     ui.panels: analysis claims errors events frozen inspection links logs methods models packed pipeline presets
         record settings spec store training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views
         ui.words
-    ui.study: errors events limits logs models presets settings spec store studies ui.figures ui.form ui.html ui.panels
-        ui.service ui.views ui.words
+    ui.study: errors events limits logs machine models presets settings spec store studies ui.figures ui.form ui.html
+        ui.panels ui.service ui.views ui.words
     ui.decide: advice analysis decision errors inspection limits links logs models settings sizing spec studies
         ui.figures ui.html ui.panels ui.service ui.study ui.views
     ui.api: advice analysis claims errors events inspection methods models pipeline presets record sizing spec
@@ -90,12 +90,12 @@ OPEN_TO_THE_PAGE = {
     "packed": {"gpus", "lanes", "slow"},
     "pipeline": {"added", "estimate", "examples", "layer_look", "roundtrip", "solved", "timings", "why"},
     "studies": set(
-        "cells estimate example executors intervals pairs prompts result rows sources spec stored_plan study "
-        "tasks".split()
+        "bounds cells estimate example executors intervals pairs prompts result rows sources spec stored_plan study "
+        "task_suites tasks".split()
     ),
     "sizing": {"fit", "reserve", "units"},
     "training": {"offer"},
-    "machine": {"files", "memory"},
+    "machine": {"files", "memory", "owner"},
 }
 LOOSE = {"kvq_core": 12, "ui": 6, "tests": 12}  # modules that may lie outside the rooms, and test files outside theirs
 SOURCES = sorted(

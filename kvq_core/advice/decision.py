@@ -14,7 +14,7 @@ from kvq_core.errors import SpecError, StoreError, excerpt
 from kvq_core.sizing.fit import memory_of
 from kvq_core.spec import canonical_json
 from kvq_core.spec.part import SpecPart
-from kvq_core.store.beside import read_beside, write_beside
+from kvq_core.store.beside import is_id, read_beside, write_beside
 from kvq_core.store.store import Store
 
 VERSION = 1  # raised whenever what is kept changes its form
@@ -82,7 +82,7 @@ def keep_decision(decision: Decision, store: Store) -> str:
 
 def stored_decision(id: str, store: Store) -> Decision:
     """Raises StoreError where there is none of that id."""
-    data = read_beside(store, _NAME.format(id)) if id.isalnum() else None
+    data = read_beside(store, _NAME.format(id)) if is_id(id) else None
     try:
         held: Any = None if data is None else json.loads(data)
         if isinstance(held, dict) and held.get("version") == VERSION:

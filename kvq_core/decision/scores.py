@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 from kvq_core.decision.layer_plans import FP16, TOKENS, Candidate
 from kvq_core.decision.solver import Costs
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.machine.files import keep_memo, read_memo
+from kvq_core.machine.files import alone, keep_memo, read_memo
 from kvq_core.methods import ModelShape
 from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.settings import settings
@@ -125,5 +126,11 @@ def load_scores(id: str) -> Sensitivity:
     return found
 
 
-def keep(scores: Sensitivity) -> None:
-    keep_memo(file_of(scores.id), scores.model_dump(mode="json"))
+def keep(scores: Sensitivity) -> Sensitivity:
+    """Keep scores together with what other processes have kept of them meanwhile, and return both."""
+    with suppress(OSError), alone(file_of(scores.id)):  # where nothing can be kept, nothing is lost
+        held = read_scores(scores.id)
+        for prompt, own in ({} if held is None else held.klds).items():
+            scores = scores.added(prompt, own | scores.klds.get(prompt, {}))
+        keep_memo(file_of(scores.id), scores.model_dump(mode="json"))
+    return scores

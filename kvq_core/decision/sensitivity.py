@@ -49,8 +49,7 @@ def score_layers(
             some = left[:at_once]
             lanes = [_lane(named[name], tensor, layer) for name, tensor, layer in some]
             found = losses(model, prompt, lanes, follow)
-            scores = scores.added(known, {key(*each): loss for each, loss in zip(some, found, strict=True)})
-            keep(scores)
+            scores = keep(scores.added(known, {key(*each): loss for each, loss in zip(some, found, strict=True)}))
             done, left = done + 1, left[at_once:]
             yield ScoringProgress(done, total)
     yield scores

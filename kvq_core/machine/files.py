@@ -19,7 +19,15 @@ from typing import Any
 PREFIX = ".writing-"  # of files being written; one that a killed writer left behind can be removed
 REMOVALS = 5  # tries: who looked a run up just before it was moved away may put a file beside it meanwhile
 LEFT_S = 3600.0  # what is being written and older than this was left by a killed writer
+_shut = 0  # bits of a mode that others are not given, see ``keep_private``
 _SEAL = hashlib.sha256().digest_size
+
+
+def keep_private() -> None:
+    """From here on files and folders that this process makes are for its user alone."""
+    global _shut
+    _shut = 0o077
+    os.umask(_shut)
 
 
 @contextmanager
@@ -35,7 +43,7 @@ def aside(path: Path, mode: int = 0o644) -> Iterator[Path]:
     new = Path(name)
     try:
         yield new
-        new.chmod(mode)
+        new.chmod(mode & ~_shut)
         sync(new)
         new.replace(path)
         sync(path.parent)
@@ -60,7 +68,7 @@ def folder_aside(parent: Path, name: str) -> Iterator[Path]:
     """A hidden folder in ``parent`` to be filled and renamed; whatever of it is still there afterwards is removed."""
     new = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=parent))
     try:
-        new.chmod(0o755)  # mkdtemp's are for their owner alone
+        new.chmod(0o755 & ~_shut)  # mkdtemp's are for their owner alone
         yield new
     finally:
         for _ in range(REMOVALS):

@@ -3,6 +3,8 @@ and one that is lost on the way: Python drops what is raised while an object is 
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -26,6 +28,16 @@ def raise_lost() -> None:
     if _pressed:
         _pressed = False
         raise KeyboardInterrupt
+
+
+@contextmanager
+def not_for_children() -> Iterator[None]:
+    """Processes that are started here never hear of Ctrl-C, not even while they import; this one does afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _pressed = False

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvq_core.errors import SpecError, excerpt
+from kvq_core.models.template import check_size, run_template
 from kvq_core.spec import Message, Tool, tool_name
 from kvq_core.spec.chats import as_object, function_of
 
@@ -30,7 +31,8 @@ def turn_ids(
         raise SpecError(f"{model} has no chat template; give prompt and chat = false instead of messages.")
     found: list[tuple[list[int], bool]] = []
     after: list[int] = []
-    for turn in turns(tokenizer, model, messages, tools):
+    told = run_template(lambda: turns(tokenizer, model, messages, tools), model)
+    for turn in told:
         ids, after = after + list(tokenizer(turn.text, add_special_tokens=False)["input_ids"]), []
         if turn.answered:
             end = next((i + 1 for i, id in enumerate(ids) if id in eos), len(ids))
@@ -52,11 +54,14 @@ def turns(tokenizer: Any, model: str, messages: Sequence[Message], tools: Sequen
         try:
             given = list(tools) or None
             return str(tokenizer.apply_chat_template(told, tools=given, add_generation_prompt=ask, tokenize=False))
+        except MemoryError:
+            raise
         except Exception as error:  # a template is a program of the model's, and may fail in any way
             said = " ".join(str(error).split())[:200].rstrip(" .") or type(error).__name__
             raise SpecError(f"The chat template of {model} refuses this conversation: {said}.") from None
 
     whole = put(told, True)
+    check_size([whole], model)
     _check_texts(whole, model, messages, told, put)
     _check_tools(whole, model, told, tools, put)
     found, at = [], 0

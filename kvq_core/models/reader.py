@@ -5,9 +5,12 @@ from functools import cached_property
 from typing import Any
 
 from kvq_core.errors import SpecError
-from kvq_core.models.chat import render
+from kvq_core.machine.owner import demand_wanted
+from kvq_core.models.chat import render_each
 from kvq_core.models.chat_turns import turn_ids
 from kvq_core.spec import Message, Tool
+
+AT_ONCE = 32  # prompts that are encoded together
 
 
 class Reader:
@@ -30,17 +33,21 @@ class Reader:
         ``system`` None keeps the chat template's own system message, "" asks for none. Raises SpecError where the
         model has no chat template, or one that refuses or leaves out what it is given.
         """
-        text = render(self.tokenizer, self.id, prompt, system, chat)
+        (text,) = render_each(self.tokenizer, self.id, [(prompt, system)], chat)
         if isinstance(text, SpecError):
             raise text
         return list(self.tokenizer(text, add_special_tokens=not chat)["input_ids"])
 
     def render_each(self, prompts: Sequence[tuple[str, str | None]], chat: bool) -> list[list[int] | SpecError]:
         """``render`` of many prompts, each with its system message, encoded at once; the error where it would raise."""
-        found = [render(self.tokenizer, self.id, *each, chat) for each in prompts]
-        texts = [text for text in found if isinstance(text, str)]
-        ids = iter(self.tokenizer(texts, add_special_tokens=not chat)["input_ids"] if texts else ())
-        return [list(next(ids)) if isinstance(each, str) else each for each in found]
+        told: list[list[int] | SpecError] = []
+        for at in range(0, len(prompts), AT_ONCE):
+            demand_wanted()
+            found = render_each(self.tokenizer, self.id, prompts[at : at + AT_ONCE], chat)
+            texts = [text for text in found if isinstance(text, str)]
+            ids = iter(self.tokenizer(texts, add_special_tokens=not chat)["input_ids"] if texts else ())
+            told += [list(next(ids)) if isinstance(each, str) else each for each in found]
+        return told
 
     def render_turns(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[tuple[list[int], bool]]:
         """A conversation's token ids in turns, each with whether the assistant answered them, see turns.turn_ids.

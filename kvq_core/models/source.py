@@ -22,6 +22,8 @@ from kvq_core.spec import DEFAULT_MODEL
 
 COPIES = 8  # of a directory that are remembered: one may be removed while another is at work
 NAME = 255  # bytes of a file's name, which file systems take at most
+# By a directory's id the places that this process was given it by: the memo of them may be out of reach.
+places: dict[str, list[str]] = {}
 FILE, FOLDER = PREFIX, "dir:"  # what the ids of a converted GGUF file and of a directory begin with; a hash follows
 
 
@@ -135,8 +137,9 @@ def portable(source: ModelSource, id: str, whole: str) -> str:
     if id.startswith(FOLDER) and told != id:
         raise ModelError(f"Model {excerpt(id)} was changed where it lies; give the path of its directory.")
     folder = str(Path(source.place).resolve())
-    others = [held for held in _folders(told) if held != folder]
-    files.keep_memo(_memo(told), {"folders": [folder, *others][:COPIES]})
+    places[told] = [folder, *(held for held in places.get(told, []) if held != folder)][:COPIES]
+    with suppress(OSError), files.alone(_memo(told)):
+        files.keep_memo(_memo(told), {"folders": _folders(told)[:COPIES]})
     return told
 
 
@@ -246,12 +249,13 @@ def _whole(folder: Path) -> str:
 
 
 def _folders(id: str) -> list[str]:
-    """The directories that a model was loaded from, the last one first."""
+    """The directories that a model was loaded from, the last one first: by this process, then by others."""
     held: Any = files.read_memo(_memo(id))
-    if not isinstance(held, dict):
-        return []
-    told = held.get("folders", [held.get("folder")])  # of earlier versions there is one
-    return [folder for folder in told if isinstance(folder, str)] if isinstance(told, list) else []
+    told = (
+        held.get("folders", [held.get("folder")]) if isinstance(held, dict) else []
+    )  # of earlier versions there is one
+    found = [*places.get(id, []), *(told if isinstance(told, list) else [])]
+    return list(dict.fromkeys(folder for folder in found if isinstance(folder, str)))
 
 
 def _is_gguf(path: Path) -> bool:

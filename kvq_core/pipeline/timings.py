@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -98,9 +99,10 @@ def remember(record: Record, seconds: float) -> None:
         len(record.lanes) + 1,
         methods_of(record.lanes),
     ]
-    kept = [[w.prompt, w.new, w.rows, w.methods, *astuple(stages)] for w, stages in read_timings(model, detail)]
-    kept.append([*row, spent.prefill_s, spent.encode_s, stepping, measured])
-    files.keep_memo(file, kept[-REMEMBERED:])
+    with suppress(OSError), files.alone(file):
+        kept = [[w.prompt, w.new, w.rows, w.methods, *astuple(stages)] for w, stages in read_timings(model, detail)]
+        kept.append([*row, spent.prefill_s, spent.encode_s, stepping, measured])
+        files.keep_memo(file, kept[-REMEMBERED:])
 
 
 def predict(model: str, detail: str, work: TimedWork) -> Stages | None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from kvq_core.complaints import first_line
+from kvq_core.complaints import check_depth, check_text, first_line
 from kvq_core.errors import PATH, SpecError, abbreviate
 from kvq_core.methods import methods
 from kvq_core.spec.bundles import BUNDLES, bundle_lanes
@@ -35,6 +35,7 @@ def parse_placed(data: Any, where: Where | None) -> ComparisonSpec:
     ends up; None: a usual one is meant. Raises as ``parse_spec`` and ``where`` do."""
     if not isinstance(data, dict):
         raise SpecError(f"A comparison is an object with fields such as prompt and lanes, not {type(data).__name__}.")
+    check_depth(data, "The comparison")
     if "bundle" in data:
         data = _unbundled(data, where)
     lanes = data.get("lanes")
@@ -46,9 +47,11 @@ def parse_placed(data: Any, where: Where | None) -> ComparisonSpec:
         for number, lane in enumerate(lanes, 1):
             parse_lane(lane, _lane_name(number, lane))
     try:
-        return ComparisonSpec.model_validate(data)
+        found = ComparisonSpec.model_validate(data)
     except ValidationError as error:
         raise SpecError(first_line(error, ComparisonSpec)) from None
+    check_text(data, "The comparison")
+    return found
 
 
 def with_bundle(spec: ComparisonSpec, words: str, where: Where | None = None) -> ComparisonSpec:

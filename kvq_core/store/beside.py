@@ -2,6 +2,7 @@
 runs at once."""
 
 import hashlib
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -15,6 +16,7 @@ from kvq_core.store.layouts import Folders
 from kvq_core.store.store import Store
 
 MANY = 10_000
+_ID = re.compile("[0-9a-f]{16}")
 _SEAL = hashlib.sha256().digest_size
 
 
@@ -58,6 +60,11 @@ def take_back(store: Store, run_id: str) -> None:
     if store.exists(run_id):  # it raises for what cannot be an id
         with as_store_error(f"remove run {run_id}"):
             store.layout.remove(run_id)
+
+
+def is_id(text: Any) -> bool:
+    """Whether it can be the id of a study or of a decision, and so a part of a name in a store."""
+    return isinstance(text, str) and _ID.fullmatch(text) is not None
 
 
 def write_beside(store: Store, name: str, data: bytes) -> None:

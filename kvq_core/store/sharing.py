@@ -45,7 +45,7 @@ def may_open(store: Store, run_id: str, key: str = "") -> bool:
 
 def holds_key(store: Store, run_id: str, key: str) -> bool:
     """Whether ``key`` is the run's: whoever has it made the run, and may share it."""
-    return hmac.compare_digest(key_of(store, run_id).encode(), key.encode())
+    return hmac.compare_digest(key_of(store, run_id).encode(), _bytes(key))
 
 
 def demand_open(store: Store, run_id: str, key: str = "") -> None:
@@ -70,7 +70,25 @@ def listed_runs(store: Store, limit: int = 50) -> list[Summary]:
 
 def key_of(store: Store, run_id: str) -> str:
     """The key of a run, which only its maker is told. Raises StoreError where the store cannot be read."""
-    return hmac.new(_secret(store), run_id.encode(), hashlib.sha256).hexdigest()[:32]
+    return hmac.new(_secret(store), _bytes(run_id), hashlib.sha256).hexdigest()[:32]
+
+
+def keep_private(store: Store) -> None:
+    """What visitors of a public instance keep to themselves is read by nobody else on its machine either. Raises
+    StoreError where the folder of the store cannot be had."""
+    files.keep_private()
+    if isinstance(store.fs, LocalFileSystem):
+        with as_store_error("close the store to others"):
+            root = Path(store.root)
+            root.mkdir(parents=True, exist_ok=True)
+            root.chmod(0o700)
+            if (root / SECRET).is_file():
+                (root / SECRET).chmod(0o600)
+
+
+def _bytes(text: str) -> bytes:
+    """Of anybody's text, which may hold half a character."""
+    return text.encode(errors="backslashreplace")
 
 
 def _secret(store: Store) -> bytes:
@@ -115,7 +133,7 @@ def _make_here(path: Path) -> None:
             return
         if there is not None:
             log_event("the store's secret was damaged, runs that are not shared are closed", level=WARNING)
-        files.write(path, _new())
+        files.write(path, _new(), 0o600)
 
 
 def _new() -> bytes:

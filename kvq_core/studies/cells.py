@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kvq_core.errors import SpecError, excerpt
+from kvq_core.machine.owner import demand_wanted
 from kvq_core.models import LoadedModel, available_models, outline
 from kvq_core.pipeline.answer import check_reference
 from kvq_core.pipeline.assemble import id_of, place_of
@@ -154,6 +155,7 @@ def _cells(
     specs = [comparison_of(shared, prompt) for prompt in prompts]
     rendered = iter(model.render_each([(s.prompt, s.system) for s in specs if s.messages is None], shared.chat))
     for prompt, spec in zip(prompts, specs, strict=True):
+        demand_wanted()
         own = spec.model_dump(mode="json", exclude_defaults=True, include=_BY_PROMPT)
         try:
             given = None if spec.messages is not None else next(rendered)

@@ -21,8 +21,10 @@ import torch
 from kvq_core.errors import KvqError, ModelError
 from kvq_core.events import Finished
 from kvq_core.logs import log_error
+from kvq_core.machine.interrupt import not_for_children
 from kvq_core.machine.memory import release_memory
 from kvq_core.models import load
+from kvq_core.models.source import places
 from kvq_core.pipeline.compare import against, compare
 from kvq_core.store.retention import Quota
 from kvq_core.store.store import open_store
@@ -138,7 +140,8 @@ class Processes:
         waiting = iter(enumerate(works, 1))
         while True:
             for number, work in waiting:
-                flying[pool.submit(compute, work)] = work
+                with not_for_children():  # it may start a worker
+                    flying[pool.submit(compute, work)] = work
                 if number <= alone or len(flying) > self.workers:
                     break
             if not flying:
@@ -155,7 +158,7 @@ class Processes:
         context = multiprocessing.get_context("spawn")
         reader, writer = context.Pipe(duplex=False)
         threads = max(1, torch.get_num_threads() // self.workers)
-        pool = ProcessPoolExecutor(self.workers, context, _begin, (reader, threads))
+        pool = ProcessPoolExecutor(self.workers, context, _begin, (reader, threads, dict(places)))
         try:
             yield pool
         finally:
@@ -164,9 +167,11 @@ class Processes:
             reader.close()
 
 
-def _begin(leash: Connection, threads: int) -> None:
-    """In a worker, before its first cell. Ctrl-C is for the process that gives out the work."""
+def _begin(leash: Connection, threads: int, known: dict[str, list[str]]) -> None:
+    """In a worker, before its first cell. Ctrl-C is for the process that gives out the work, which ``known`` is from:
+    the places of models."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    places.update(known)
     torch.set_num_threads(threads)
     threading.Thread(target=_end_with, args=(leash,), daemon=True).start()
 

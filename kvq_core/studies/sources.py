@@ -2,19 +2,19 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
-from kvq_core.complaints import first_line
+from kvq_core.complaints import check_depth, check_text, first_line
 from kvq_core.errors import PATH, SpecError, abbreviate, excerpt
 from kvq_core.machine import files
-from kvq_core.spec.chats import CHATS
+from kvq_core.machine.owner import demand_wanted
 from kvq_core.spec.conversation import Last
 from kvq_core.spec.part import SpecPart
+from kvq_core.studies.bounds import FileBounds, Rows, check_columns, parquet
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.task_suites import suite
 
@@ -56,16 +56,18 @@ class PromptSource(SpecPart):
             raise SpecError(f"prompts: {said}; give one of {', '.join(_WAYS)}.")
         if self.options and self.suite is None:
             raise SpecError("prompts: options go with a suite.")
+        if own := {"name", "n", "seed"} & set(self.options):
+            raise SpecError(f"prompts: {min(own)} is no option of a suite; give n and seed beside options.")
         return self
 
-    def read(self) -> tuple[tuple[StudyPrompt, ...], tuple[str, ...]]:
-        """The prompts, every one with an id, and a line for each that was left out.
+    def read(self, bounds: FileBounds | None = None) -> tuple[tuple[StudyPrompt, ...], tuple[str, ...]]:
+        """The prompts, every one with an id, and a line for each that was left out; ``bounds`` of a visitor's file.
 
-        Raises SpecError where there are none, or two have one id.
+        Raises SpecError where there are none, or two have one id; LimitError for more than ``bounds``.
         """
         left: list[str] = []
         if self.file is not None:
-            found = _of_file(Path(self.file), self.skip_broken, left, self.last)
+            found = _of_file(Path(self.file), self.skip_broken, left, self.last, bounds)
         elif self.texts is not None:
             found = [_parsed({"prompt": text}, f"text {at}") for at, text in enumerate(self.texts, 1)]
         else:
@@ -99,13 +101,14 @@ def _asked(row: Any, last: str | None) -> Any:
     return {"last": last, **row} if isinstance(row, dict) and last else row
 
 
-def _of_file(path: Path, skip: bool, left: list[str], last: str | None) -> list[StudyPrompt]:
+def _of_file(path: Path, skip: bool, left: list[str], last: str | None, bounds: FileBounds | None) -> list[StudyPrompt]:
     """Its rows; a row that cannot be read raises SpecError, or with ``skip`` is told in ``left``."""
     if path.suffix not in READERS:
         raise SpecError(f"prompts: {excerpt(path.name)} is not allowed; files end in {', '.join(READERS)}.")
     found = []
     try:
-        for place, row in _READ[path.suffix](path):
+        for place, row in _rows(path, bounds):
+            demand_wanted()
             try:
                 found.append(_parsed(_asked(row, last), f"{path.name}, {place}"))
             except SpecError as error:
@@ -115,7 +118,8 @@ def _of_file(path: Path, skip: bool, left: list[str], last: str | None) -> list[
                     ) from None
                 left.append(str(error))
     except OSError as error:
-        raise SpecError(f"Cannot read {abbreviate(str(path), PATH)}: {error.strerror or error}.") from None
+        told = path.name if bounds is not None else str(path)  # a visitor's file lies where only the server knows
+        raise SpecError(f"Cannot read {abbreviate(told, PATH)}: {error.strerror or 'the file is damaged'}.") from None
     except UnicodeDecodeError:
         raise SpecError(f"{path.name} is not text in UTF-8; save it as such.") from None
     return found
@@ -127,6 +131,8 @@ def _parsed(row: Any, name: str) -> StudyPrompt:
         raise SpecError(f"{name}: {row}")
     if not isinstance(row, dict):
         raise SpecError(f"{name}: a prompt is an object with fields such as prompt and id, not {type(row).__name__}.")
+    check_depth(row, name)
+    check_text(row, name)
     try:
         return StudyPrompt.model_validate(row)
     except SpecError as error:
@@ -135,7 +141,11 @@ def _parsed(row: Any, name: str) -> StudyPrompt:
         raise SpecError(first_line(error, StudyPrompt, name)) from None
 
 
-Rows = Iterator[tuple[str, Any]]  # where a row stands, and its data, or the SpecError that it is
+def _rows(path: Path, bounds: FileBounds | None) -> Rows:
+    if path.suffix == ".parquet":
+        return parquet(path, bounds)
+    rows = _READ[path.suffix](path)
+    return rows if bounds is None else bounds.checked(rows)
 
 
 def _jsonl(path: Path) -> Rows:
@@ -177,7 +187,7 @@ def _csv(path: Path) -> Rows:
     with path.open(encoding=files.encoding_of(path), newline="") as lines:
         reader = csv.DictReader(lines, restkey="", strict=True)
         try:
-            _check_columns(path, list(reader.fieldnames or ()))
+            check_columns(path.name, list(reader.fieldnames or ()))
         except csv.Error as error:
             raise SpecError(f"{path.name} is not valid CSV: {error}.") from None
         while True:
@@ -206,30 +216,4 @@ def _cells(row: dict[str, Any]) -> Any:
     return given
 
 
-def _parquet(path: Path) -> Rows:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path)
-    except pa.ArrowException as error:
-        raise SpecError(f"{path.name} is not valid Parquet: {abbreviate(' '.join(str(error).split()), 200)}.") from None
-    _check_columns(path, table.column_names)
-    for number, row in enumerate(table.to_pylist(), 1):
-        yield f"row {number}", _without_nulls(row)
-
-
-def _without_nulls(value: Any) -> Any:
-    """Parquet gives every object all fields that any of them has."""
-    if isinstance(value, dict):
-        return {name: _without_nulls(held) for name, held in value.items() if held is not None}
-    return [_without_nulls(held) for held in value] if isinstance(value, list) else value
-
-
-def _check_columns(path: Path, columns: list[str]) -> None:
-    if not {"prompt", "body", "request", "arguments", *CHATS} & set(columns):
-        there = ", ".join(columns[:12]) or "none"
-        raise SpecError(f"{path.name} has no column prompt or messages; it has {abbreviate(there, 200)}.")
-
-
-_READ = {".jsonl": _jsonl, ".json": _list, ".csv": _csv, ".parquet": _parquet, ".txt": _text}
+_READ = {".jsonl": _jsonl, ".json": _list, ".csv": _csv, ".txt": _text}

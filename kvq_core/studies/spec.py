@@ -6,7 +6,7 @@ from typing import Any, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from kvq_core import links
-from kvq_core.complaints import first_line
+from kvq_core.complaints import check_depth, check_text, first_line
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.spec import ComparisonSpec, canonical_json, parse_spec, read_data
 from kvq_core.spec.part import SpecPart
@@ -100,6 +100,8 @@ def parse_study(data: Any) -> StudySpec:
     """A study from plain data. Raises SpecError in one line."""
     if not isinstance(data, dict):
         raise SpecError(f"A study is an object with fields such as prompts and lanes, not {type(data).__name__}.")
+    check_depth(data, "The study")
+    check_text(data, "The study")
     try:
         return StudySpec.model_validate(data)
     except ValidationError as error:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from kvq_core.errors import KvqError, StoreError
 from kvq_core.spec.part import SpecPart
-from kvq_core.store.beside import read_beside, write_beside
+from kvq_core.store.beside import is_id, read_beside, write_beside
 from kvq_core.store.store import Store
 from kvq_core.studies.cells import Cell, CellPlan, LeftOut, comparison_of, plan
 from kvq_core.studies.spec import StudySpec, parse_study
@@ -51,7 +51,7 @@ def kept_plan(id: str, store: Store) -> CellPlan:
 
     Raises StoreError where there is none, and KvqError where it has to be planned and cannot be.
     """
-    spec = read_beside(store, _SPEC.format(id)) if id.isalnum() else None
+    spec = read_beside(store, _SPEC.format(id)) if is_id(id) else None
     if spec is None:
         raise StoreError(f"Study {id[:40]!r} is not in this store. Check the link, or run the study again.")
     found = parse_study(json.loads(spec))

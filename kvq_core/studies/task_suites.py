@@ -22,6 +22,12 @@ def suite(name: str, **options: Any) -> tuple[StudyPrompt, ...]:
     return prompts
 
 
+def words_of(name: str, **options: Any) -> tuple[int, int]:
+    """Words of a suite's longest prompt, and of all of them, at least; none is made. Raises SpecError."""
+    found: tuple[int, int] = _tasks().words_of(name, **options)
+    return found
+
+
 def left_out(model: str, name: str, options: dict[str, Any]) -> str | None:
     """Why a suite says nothing of a model's caches: in full precision it does not get half of the answers right. None
     where it does, where that was not measured, and with other options than the suite's own."""

@@ -9,7 +9,7 @@ from kvq_core.claims.board import stored_board
 from kvq_core.claims.criteria import paper
 from kvq_core.cli.main import main
 from kvq_core.codebooks.files import get_codebook
-from kvq_core.errors import KvqError, abbreviate, excerpt
+from kvq_core.errors import KvqError, SpecError, abbreviate, excerpt
 from kvq_core.limits import limits
 from kvq_core.links import decode
 from kvq_core.models.choice import check_offered
@@ -17,6 +17,8 @@ from kvq_core.presets import preset
 from kvq_core.settings import settings
 from kvq_core.spec import parse_spec, read_spec
 from kvq_core.store.store import open_store, read_run
+from kvq_core.studies.sources import _parsed
+from kvq_core.studies.spec import parse_study
 from kvq_core.training.texts import read_texts
 from ui.form.controls import _parse
 
@@ -125,3 +127,39 @@ def test_short_things_are_quoted_whole_and_long_ones_by_both_ends():
     assert excerpt("kvi") == "'kvi'" and abbreviate("a" * 80) == "a" * 80
     assert abbreviate("ab" * 100) == "ab" * 28 + "a..." + "ab" * 10 and len(excerpt(LONG)) == 80
     assert "thousands of digits" in excerpt(16**5000)
+
+
+def test_no_message_repeats_all_that_somebody_sent():
+    assert len(str(KvqError("x" * 100_000))) == 2000
+    nested: list = []
+    for _ in range(10**5):
+        nested = [nested]
+    assert excerpt(nested) == "something nested very deeply"
+
+
+@pytest.mark.parametrize("place", ["texts", "rows", "options", "tools"])
+def test_half_a_character_is_refused_wherever_it_stands(place):
+    half = "\ud800"
+    prompts = {"texts": [half]}
+    if place != "texts":
+        prompts = {"rows": [{"prompt": "a", "facts": {"a": [half]}}]} if place == "rows" else {"suite": "long", half: 1}
+    with pytest.raises(SpecError, match="half a character"):
+        if place == "tools":
+            tool = {"type": "function", "function": {"name": "a", "description": half}}
+            parse_spec({"messages": [{"role": "user", "content": "a"}], "tools": [tool]})
+        else:
+            parse_study({"prompts": prompts, "lanes": [{"method": "per_token"}]})
+    with pytest.raises(SpecError, match="line 1: .* holds half a character"):
+        _parsed({"prompt": half}, "line 1")
+
+
+@pytest.mark.parametrize("field", ["tools", "messages", "lanes", "prompt", "odd"])
+def test_data_nested_deeper_than_any_is_refused_in_a_line(field):
+    nested: list = []
+    for _ in range(500):
+        nested = [nested]
+    for read in (parse_spec, parse_study):
+        with pytest.raises(SpecError, match="is nested more than 64 levels deep"):
+            read({"prompt": "a", field: nested, "prompts": {"texts": ["a"]}})
+    with pytest.raises(SpecError, match="text 1 is nested more"):
+        _parsed({"prompt": "a", "facts": {"a": nested}}, "text 1")

@@ -4,6 +4,7 @@ Types of parameters and results make the schemas that clients are shown, docstri
 comparison goes through the same line, limits and ``compare`` as the page's; closing the connection cancels it.
 """
 
+import asyncio
 import inspect
 import json
 from collections.abc import AsyncGenerator, Callable
@@ -15,10 +16,9 @@ from kvq_core import presets as experiments
 from kvq_core.methods.describe import describe_methods
 from kvq_core.models import available_models, with_model
 from kvq_core.pipeline.examples import packaged_store
-from kvq_core.pipeline.solved import parse_spec
 from kvq_core.record.fields import Record
 from kvq_core.record.files import ARRAYS, Summary, record_json, serialize
-from kvq_core.spec import DEFAULT_MODEL, parse_lane
+from kvq_core.spec import DEFAULT_MODEL, parse_lane, parse_placed
 from kvq_core.store import sharing
 from ui.api.claims import claims_of
 from ui.api.decisions import decision_endpoints
@@ -40,6 +40,7 @@ from ui.api.stream import added_progress, run_progress
 from ui.api.studies import study_endpoints
 from ui.decide.work import Decisions
 from ui.service.address import link
+from ui.service.admission import checked_cache_at
 from ui.service.one_line import one_line
 from ui.service.services import Services
 from ui.study.work import Studies
@@ -67,7 +68,8 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
                 system, continuation, temperature, seed and more; what is left out has its default.
         """
         with client_session(request, services.jobs.forget) as session:
-            async for update in paced(run_progress(services, parse_spec(spec), session, request), RUN_PACE_S):
+            asked = await asyncio.to_thread(parse_placed, spec, checked_cache_at)
+            async for update in paced(run_progress(services, asked, session, request), RUN_PACE_S):
                 yield update
 
     async def add_lane(run: str, lane: LaneSpec, request: gr.Request, key: str = "") -> AsyncGenerator[Progress]:
@@ -81,7 +83,8 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
             key: The key that came with the run's result; needed on a public instance while the run is not shared.
         """
         with client_session(request, services.jobs.forget) as session:
-            parent, asked = _opened(services, run, key)[0], parse_lane(lane, "lane")
+            parent = (await asyncio.to_thread(_opened, services, run, key))[0]
+            asked = await asyncio.to_thread(parse_lane, lane, "lane")
             async for update in paced(added_progress(services, parent, asked, session, request), RUN_PACE_S):
                 yield update
 
@@ -98,7 +101,7 @@ def _estimating(services: Services) -> tuple[Callable[..., Any], ...]:
             spec: The comparison, as for compare.
         """
         with one_line():
-            comparison = with_model(parse_spec(spec))
+            comparison = with_model(parse_placed(spec, checked_cache_at))
             quote = services.admission.quote(comparison)
             found = quote.estimate
             lanes = [vars(lane) for lane in found.lanes]

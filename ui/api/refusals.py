@@ -4,7 +4,7 @@ from typing import Any
 
 from kvq_core.errors import KvqError, SpecError, excerpt
 from kvq_core.studies.sources import PromptSource
-from ui.service.admission import check_study_bytes
+from ui.service.admission import check_prompts, check_study_bytes
 
 _KINDS = {str: "text", int: "a whole number", bool: "true or false"}
 
@@ -21,3 +21,4 @@ def demand_prompts(source: PromptSource) -> None:
     if source.file is not None:
         raise SpecError("prompts: the API takes no file; give texts or rows.")
     check_study_bytes(len(source.model_dump_json().encode()))
+    check_prompts(source)

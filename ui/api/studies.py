@@ -90,7 +90,7 @@ def _computing(studies: Studies) -> tuple[Callable[..., Any], ...]:
                 lanes as for compare, or bundle. Optional: models and all other fields of a comparison.
         """
         with client_session(request, studies.forget) as session:
-            found = await asyncio.to_thread(admit, _read(spec), services.store)
+            found = await asyncio.to_thread(lambda: admit(_read(spec), services.store))
             going = studies.begin(found.plan, session, visitor(request), found.cost)
             async for update in paced(_told(going, studies, request), LONG_PACE_S):
                 yield update

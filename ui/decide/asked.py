@@ -104,6 +104,6 @@ def _number(given: str) -> float:
 
 
 def _whole(title: str, given: float | None) -> int:
-    if given is None or given != given or given != int(given):
+    if given is None or not float(given).is_integer():
         raise SpecError(f"{title}: {given!r} is not allowed; give a whole number.")
     return int(given)

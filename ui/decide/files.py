@@ -28,4 +28,4 @@ FILES: dict[str, tuple[str, Made]] = {
 def name_of(decision: Decision, page: str, ending: str) -> str:
     """Says all that decides the contents: what a visitor's request says of the page's address is for that address
     alone."""
-    return f"decision-{decision.id}-{hashlib.sha256(page.encode()).hexdigest()[:8]}-{ending}"
+    return f"decision-{decision.id}-{hashlib.sha256(page.encode()).hexdigest()}-{ending}"

@@ -76,7 +76,7 @@ class DecisionWork:
         return self._stage.decision
 
     def begin(self) -> None:
-        in_a_thread(self._work, f"decide-{self.question.plan.id}")
+        in_a_thread(self._work, self._turns, f"decide-{self.question.plan.id}")
 
     def stop(self) -> None:
         self._turns.stop()

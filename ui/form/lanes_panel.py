@@ -11,7 +11,6 @@ from kvq_core.decision.engine_flags import lane_of_flags
 from kvq_core.errors import KvqError
 from kvq_core.methods import methods
 from kvq_core.models import layers_of
-from kvq_core.pipeline.solved import cache_at
 from kvq_core.spec import BUNDLES, MAX_LANES, ComparisonSpec, with_bundle
 from ui.form.controls import places
 from ui.form.editor import KNOB, RULES, apply_edits, complaint, editor
@@ -31,6 +30,7 @@ from ui.form.rules import add_rule, move_rule_up, remove_rule, rules_of
 from ui.form.selecting import SELECT
 from ui.form.values import FIELDS, to_comparison
 from ui.form.waiting import fills
+from ui.service.admission import checked_cache_at
 from ui.service.services import LANES
 
 
@@ -136,7 +136,7 @@ def take_bundle(words: Any, lanes: list[LaneForm], rest: dict[str, Any], *values
         told = dict(zip(FIELDS, values, strict=True))
         asks = bool(str(told["prompt"] or "").strip() or told["conversation"])
         spec = to_comparison(told, [], rest) if asks else ComparisonSpec(prompt="-")
-        taken = from_spec(with_bundle(spec, str(words), cache_at if asks else None).lanes)
+        taken = from_spec(with_bundle(spec, str(words), checked_cache_at if asks else None).lanes)
     except KvqError as error:
         return [*redraw_lanes(lanes, None, str(error)), None]
     return [*redraw_lanes(taken, None), None]

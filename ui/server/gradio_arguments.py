@@ -1,16 +1,20 @@
 """Arguments of handlers, checked before they are called: values of an older run are fitted, impossible ones refused."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gradio as gr
 
+from kvq_core.machine.owner import owned
+from ui.service.jobs import PATIENCE_S
 from ui.service.one_line import one_line
 
 NOT_TAKEN = (
     "These are not the values that are taken here: their number or kind is another one. /gradio_api/info lists what "
     "each endpoint takes."
 )
+_EVENT_ID = 4  # its place among the arguments of ``call_function``
 
 
 class Blocks(gr.Blocks):
@@ -27,8 +31,15 @@ class Blocks(gr.Blocks):
             raise gr.Error(NOT_TAKEN, print_exception=False) from None
 
     async def call_function(self, *arguments: Any, **more: Any) -> Any:
-        with one_line():
+        event_id = more.get("event_id", next(iter(arguments[_EVENT_ID:]), None))
+        with one_line(), owned(self._waited_for(event_id)):
             return await super().call_function(*arguments, **more)
+
+    def _waited_for(self, event_id: str | None) -> Callable[[], bool]:
+        """Whether the client of an event is still there, and has not waited for more than a minute."""
+        event: Any = self._queue.event_ids_to_events.get(event_id or "")
+        end = time.monotonic() + PATIENCE_S
+        return lambda: time.monotonic() < end and (event is None or event.alive)
 
 
 def fit_values(parts: Sequence[Any], values: Any) -> Any:

@@ -19,6 +19,7 @@ from kvq_core.store.store import Store
 from ui.server.compressed import Compressed
 from ui.server.embeds import Embeds
 from ui.server.health import Health
+from ui.server.origins import KnownHosts
 from ui.server.preview import EarlyOf, Preview
 from ui.server.request_size import BoundedBody
 
@@ -116,6 +117,7 @@ def app_kwargs(health: Health, embeds: Embeds, early: EarlyOf = lambda run: "") 
         ],
         "middleware": [
             Middleware(Guard),
+            Middleware(KnownHosts, found=settings()),
             Middleware(BoundedBody),
             Middleware(Compressed),
             Middleware(Preview, title_of=embeds.title_and_answer, early=early),

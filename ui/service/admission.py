@@ -12,11 +12,15 @@ from kvq_core.errors import LimitError
 from kvq_core.limits import limits
 from kvq_core.machine.memory import room_for, shortage
 from kvq_core.pipeline.estimate import Estimate
-from kvq_core.spec import ComparisonSpec
+from kvq_core.pipeline.solved import cache_at
+from kvq_core.spec import CacheAt, ComparisonSpec
+from kvq_core.studies.sources import PromptSource
+from kvq_core.studies.task_suites import words_of
 from ui.html.numbers import plural, seconds
 from ui.service.line import WaitingLine
 
 HOUR_S = 3600.0
+WORD = 4  # bytes of a suite's words, on average at least, with what is between them
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,25 @@ def check_study_bytes(given: int) -> None:
     """Counted before prompts are read. Raises LimitError."""
     if given > (most := limits().study_bytes):
         raise LimitError(f"The prompts have {given:,} bytes; this instance takes {most:,} of a study.")
+
+
+def checked_cache_at(spec: ComparisonSpec) -> CacheAt:
+    """Where the cache of a comparison ends up, for bundles that are solved for it: its prompt is checked before it is
+    tokenized for that. Raises KvqError as ``cache_at`` does."""
+    check_characters(spec)
+    return cache_at(spec)
+
+
+def check_prompts(source: PromptSource, models: int = 1, lanes: int = 0) -> None:
+    """What is asked of a study's prompts, before any of them is made. Raises LimitError, and SpecError for a suite that
+    is not there."""
+    count = len(source.rows or source.texts or ()) if source.suite is None else source.n
+    check_study(count, count * models, models)
+    if source.suite is not None:
+        longest, total = words_of(source.suite, n=source.n, seed=source.seed, **source.options)
+        check_study_bytes(WORD * total)
+        if refusal := too_much_work(longest, lanes):  # a word is a token, or several
+            raise LimitError(f"The longest prompt: {refusal}")
 
 
 def check_study(prompts: int, cells: int, models: int) -> None:

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-PREFIX = "kvq-downloads-"
+from kvq_core.machine import files
+
+PREFIX, PROMPTS = "kvq-downloads-", "kvq-prompts-"
 KEEP_S = 3600.0
 EVERY_S = 600.0
 NEW_S = 60.0  # a folder this new may not be locked yet
@@ -19,13 +21,20 @@ NEW_S = 60.0  # a folder this new may not be locked yet
 def own_folder() -> Path:
     """A folder of this process, for its user alone. Those of processes that were killed are removed on the way: each
     holds a lock on its own as long as it lives, however it ends."""
-    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError):
-            _remove_if_left(left)
+    remove_left()
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     with suppress(OSError):  # not every file system has locks: there it stays what it was
         fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
     return folder
+
+
+def remove_left() -> None:
+    """Remove what killed servers left: downloads, and visitors' files that were being read."""
+    place = Path(tempfile.gettempdir())
+    for left in place.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            _remove_if_left(left)
+    files.sweep(place, f"{PROMPTS}*")
 
 
 def _remove_if_left(folder: Path) -> None:
@@ -64,5 +73,6 @@ def sweep_regularly(folder: Path) -> None:
             time.sleep(EVERY_S)
             with suppress(OSError):
                 sweep(folder)
+                remove_left()  # of one that was killed a moment before this one was started
 
     threading.Thread(target=work, name="housekeeping", daemon=True).start()

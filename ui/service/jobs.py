@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 from kvq_core.errors import LimitError
 from kvq_core.events import Finished, Step
 from kvq_core.machine.memory import release_memory
+from kvq_core.machine.owner import owned
 from kvq_core.pipeline.timings import Stages
 from ui.service.line import UNKNOWN_COST, Cost, LinePlace, WaitingLine
 
@@ -81,7 +82,7 @@ class Job:
             return False
         self.began = True
         started = time.monotonic()
-        with closing(self._work()) as events:
+        with owned(lambda: not self._gave_up(flag)), closing(self._work()) as events:
             for event in events:
                 if self._gave_up(flag):
                     return False

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvq_core.errors import KvqError, StoreError
 from kvq_core.settings import settings
-from kvq_core.store.beside import read_beside, write_beside
+from kvq_core.store.beside import is_id, read_beside, write_beside
 from kvq_core.store.sharing import holds_key, key_of
 from kvq_core.studies.example import packaged_ids, packaged_studies
 from kvq_core.studies.result import StudyResult
@@ -76,7 +76,7 @@ def is_open(services: Services, id: str) -> bool:
     """Whether everybody who has the link may open a study."""
     if not settings().public or id in packaged_ids():
         return True
-    return id.isalnum() and read_beside(services.store, _SHARED.format(id)) is not None
+    return is_id(id) and read_beside(services.store, _SHARED.format(id)) is not None
 
 
 def is_private(services: Services, id: str) -> bool:
@@ -116,7 +116,7 @@ def mine_of(mine: Any) -> list[dict[str, str]]:
     names = ("id", "title", "first", "key")
     entries = mine if isinstance(mine, list) else []
     found = [{name: str(e.get(name, ""))[:200] for name in names} for e in entries[:KEPT] if isinstance(e, dict)]
-    return [entry for entry in found if entry["id"].isalnum()]
+    return [entry for entry in found if is_id(entry["id"])]
 
 
 def take_over(mine: Any, raw: str) -> list[dict[str, str]]:

@@ -10,12 +10,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.limits import limits
 from kvq_core.spec import ComparisonSpec, with_bundle
+from kvq_core.studies.bounds import FileBounds
 from kvq_core.studies.spec import StudySpec, parse_study
 from kvq_core.studies.tasks import SUITES
 from ui.form.lanes import LaneForm, to_spec
-from ui.service.admission import check_study_bytes
+from ui.service.admission import check_prompts, check_study_bytes
+from ui.service.housekeeping import PROMPTS
 
 PASTE, FILE, TASKS = "Paste", "File", "Tasks"
 WAYS = (PASTE, FILE, TASKS)
@@ -59,7 +60,9 @@ def study_of(form: Form, compare_lanes: list[LaneForm]) -> StudyRequest:
         "lanes": _lanes(form.lanes, compare_lanes),
     }
     if form.way == TASKS:
-        return StudyRequest(parse_study({**shared, "prompts": _suite(form)}))
+        spec = parse_study({**shared, "prompts": _suite(form)})
+        check_prompts(spec.prompts, max(1, len(spec.models)))
+        return StudyRequest(spec)
     name, data = _given(form)
     check_study_bytes(len(data))
     return _with_file(shared, name, data, form.skip)
@@ -83,25 +86,27 @@ def _sent(raw: str) -> tuple[str, bytes]:
         if "data" not in told:  # told by the browser, which does not send what is refused
             check_study_bytes(int(told["bytes"]))
         return name, base64.b64decode(told["data"], validate=True)
-    except (ValueError, TypeError, KeyError, RecursionError, binascii.Error):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, binascii.Error):
         raise SpecError("The file could not be read; choose it again.") from None
 
 
 def _with_file(shared: dict[str, Any], name: str, data: bytes, skip: bool) -> StudyRequest:
     """Read as the command line reads a file, from a folder that is gone afterwards."""
-    with TemporaryDirectory(prefix="kvq-prompts-") as folder:
-        path = Path(folder) / (re.sub(r"[^\w.()+ -]", "_", Path(name).name)[-100:] or "prompts")
+    with TemporaryDirectory(prefix=PROMPTS) as folder:
+        called = re.sub(r"[^\w.()+ -]", "_", Path(name).name)[-100:]
+        path = Path(folder) / (called if called.strip(".") else "prompts")
         path.write_bytes(data)
         spec = parse_study({**shared, "prompts": {"file": str(path), "skip_broken": bool(skip)}})
-        prompts, broken = spec.prompts.read()
+        prompts, broken = spec.prompts.read(FileBounds.here())
     return StudyRequest(spec.whole(prompts), broken)
 
 
 def _suite(form: Form) -> dict[str, Any]:
-    n = _whole("Prompts", form.n)
-    if (most := limits().prompts) is not None and n > most:  # before they are made
-        raise SpecError(f"{n:,} prompts were asked for; this instance takes {most:,} of a study.")
-    found: dict[str, Any] = {"suite": form.suite, "n": n, "seed": _whole("Seed", form.seed)}
+    found: dict[str, Any] = {
+        "suite": form.suite,
+        "n": _whole("Prompts", form.n),
+        "seed": _whole("Seed", form.seed),
+    }
     fields = SUITES[form.suite].model_fields if form.suite in SUITES else {}
     for name in NUMBERS:
         if name in fields and (text := getattr(form, name).strip()):
@@ -118,7 +123,7 @@ def _numbers(name: str, text: str) -> list[float]:
 
 
 def _whole(title: str, given: float | None) -> int:
-    if given is None or given != int(given):
+    if given is None or not float(given).is_integer():
         raise SpecError(f"{title}: {excerpt(given)} is not allowed; give a whole number.")
     return int(given)
 

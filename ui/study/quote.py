@@ -10,7 +10,7 @@ from kvq_core.studies.intervals import FEWEST
 from kvq_core.studies.spec import StudySpec
 from ui.html.escape import safe
 from ui.html.numbers import plural
-from ui.service.admission import check_characters, check_lanes, check_study, too_much_work
+from ui.service.admission import check_characters, check_lanes, check_prompts, too_much_work
 from ui.service.line import Cost
 
 MOST_TOLD = 5  # lines of a file that are told one by one
@@ -33,10 +33,8 @@ class StudyQuote:
 
 def quote(spec: StudySpec, store: Store) -> StudyQuote:
     """Raises LimitError for more prompts, cells, lanes or text than are taken here; KvqError where it cannot be run."""
-    models = max(1, len(spec.models))
-    count = spec.prompts.n if spec.prompts.suite is not None else len(spec.prompts.rows or spec.prompts.texts or ())
-    check_study(count, count * models, models)
     check_lanes(spec.comparison)
+    check_prompts(spec.prompts, max(1, len(spec.models)), len(spec.comparison.lanes))
     planned = plan(spec)
     for cell in planned.cells:
         check_characters(cell.spec)

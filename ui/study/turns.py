@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from kvq_core.errors import KvqError
 from kvq_core.limits import limits
+from kvq_core.machine.owner import owned
 from ui.service.jobs import LOOK_S, PATIENCE_S, Job, Work
 from ui.service.line import UNKNOWN_COST, Cost, LinePlace
 from ui.service.services import Services
@@ -136,6 +137,11 @@ class SessionWork(Generic[W]):
                 older.stop()
 
 
-def in_a_thread(work: Callable[[], None], name: str) -> None:
-    """With the request: ZeroGPU asks who pays."""
-    threading.Thread(target=partial(copy_context().run, work), name=name, daemon=True).start()
+def in_a_thread(work: Callable[[], None], turns: SessionTurns, name: str) -> None:
+    """For as long as its turns are wanted; with the request: ZeroGPU asks who pays."""
+
+    def going() -> None:
+        with owned(lambda: turns.wanted):
+            work()
+
+    threading.Thread(target=partial(copy_context().run, going), name=name, daemon=True).start()

@@ -52,7 +52,7 @@ class StudyWork:
         return self._turns.stopped
 
     def begin(self) -> None:
-        in_a_thread(self._work, f"study-{self.plan.id}")
+        in_a_thread(self._work, self._turns, f"study-{self.plan.id}")
 
     def stop(self) -> None:
         self._turns.stop()

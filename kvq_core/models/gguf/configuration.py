@@ -90,9 +90,11 @@ def configuration(header: Header, frequencies: np.ndarray | None) -> Any:
         rope["partial_rotary_factor"] = rotated / head_dim
     facts = FamilyFacts(at, entries, sizes["num_hidden_layers"], sizes["hidden_size"], heads, head_dim, rope)
     key, epsilon = family.epsilon
+    if (small := _number(header, key, at(key, None))) < 0:
+        raise refusal(header, f"{header.architecture}.{key} = {small:g} is below 0")
     told = {
         "num_key_value_heads": kv_heads,
-        epsilon: _number(header, key, at(key, None)),
+        epsilon: small,
         "rope_parameters": rope,
         **({"head_dim": head_dim} if family.wide else {}),
     }

@@ -20,6 +20,11 @@ from kvq_core.errors import ModelError, excerpt
 from kvq_core.models.gguf.hub import PART
 
 _VERSIONS = (2, 3)
+# What a header may hold at most, many times what any does: what it says of its lengths is anybody's.
+_VALUES = 10_000_000  # in all of its arrays; a vocabulary of 262,144 tokens and its merges are 1.3 million
+_TEXT = 16_000_000  # bytes of one
+_ENTRIES = 100_000  # keys, or tensors
+_DIMENSIONS = 8
 _FORMS = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -123,7 +128,7 @@ class _Cursor:
     """A place in a file, and the values that are read there."""
 
     def __init__(self, data: mmap.mmap) -> None:
-        self.data, self.at = data, 4
+        self.data, self.at, self.left = data, 4, _VALUES
 
     def number(self, form: str) -> Any:
         return self.numbers(form, 1)[0]
@@ -140,6 +145,8 @@ class _Cursor:
         size = self._length()
         if size > len(self.data) - self.at:
             raise struct.error
+        if size > _TEXT:
+            raise _Damaged(f"it holds a text of {size:,} bytes, and at most {_TEXT:,} are read")
         self.at += size
         return self.data[self.at - size : self.at].decode()
 
@@ -149,6 +156,9 @@ class _Cursor:
         if kind != GGUFValueType.ARRAY:
             return self.number(_FORMS[GGUFValueType(kind)])
         inner, count = self.number("I"), self._length()
+        self.left -= count
+        if self.left < 0:
+            raise _Damaged(f"its arrays hold more than {_VALUES:,} values")
         if inner in (GGUFValueType.STRING, GGUFValueType.ARRAY):
             return [self.value(inner) for _ in range(count)]
         return list(self.numbers(_FORMS[GGUFValueType(inner)], count))
@@ -165,6 +175,8 @@ def _read(at: _Cursor) -> tuple[dict[str, Any], tuple[TensorEntry, ...]]:
     if version not in _VERSIONS:
         raise _Damaged(f"its version is {version}, and versions {' and '.join(map(str, _VERSIONS))} are read")
     tensors, pairs = at.numbers("Q", 2)
+    if max(tensors, pairs) > _ENTRIES:
+        raise _Damaged(f"it says to hold {pairs:,} keys and {tensors:,} tensors, and at most {_ENTRIES:,} are read")
     values: dict[str, Any] = {}
     for _ in range(pairs):
         key = at.text()
@@ -197,6 +209,8 @@ def _entries(at: _Cursor, count: int, alignment: Any) -> Iterator[TensorEntry]:
 
 def _told(at: _Cursor) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
     name, dimensions = at.text(), at.number("I")
+    if dimensions > _DIMENSIONS:
+        raise _Damaged(f"tensor {excerpt(name)} has {dimensions:,} dimensions")
     shape = at.numbers("Q", dimensions)[::-1]  # the file has the fastest-moving dimension first
     return name, shape, GGMLQuantizationType(at.number("I")), at.number("Q")
 

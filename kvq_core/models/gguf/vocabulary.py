@@ -67,8 +67,10 @@ def check_vocabulary(header: Header) -> None:
             f"its tokenizer is {excerpt(model)}; read are gpt2 (byte-level BPE), llama and gemma4 (SentencePiece)",
         )
     needed = _NEEDED[model]
-    if not isinstance(values.get(f"tokenizer.ggml.{needed}"), list):
+    if not isinstance(held := values.get(f"tokenizer.ggml.{needed}"), list):
         raise refusal(header, f"tokenizer.ggml.{needed} is missing")
+    if needed == "merges" and (odd := next((m for m in held if not _is_pair(m)), None)) is not None:
+        raise refusal(header, f"tokenizer.ggml.merges holds {excerpt(odd)}, which is no pair of tokens")
     if len(tokens) > next((e.shape[0] for e in header.entries if e.name == "token_embd.weight"), 0):
         raise refusal(header, f"its vocabulary has {len(tokens)} tokens, more than the embedding has rows")
     if model == "gpt2" and pre not in _KNOWN:
@@ -84,6 +86,11 @@ def check_vocabulary(header: Header) -> None:
         harmless |= rest in ("remove_extra_whitespaces", "add_sep_token") and value is False
         if not harmless:
             raise refusal(header, f"{excerpt(key)} = {excerpt(value)} is not known here and may change the tokens")
+
+
+def _is_pair(merge: Any) -> bool:
+    """Whether it is two texts with a blank between them, as transformers' reader cuts it."""
+    return isinstance(merge, str) and len(merge.split(" ")) == 2 and all(merge.split(" "))
 
 
 def tokenizer(header: Header, pre: str | None = None) -> Any:

@@ -27,6 +27,10 @@ class Suite(SpecPart, ABC):
     source: ClassVar[str]
     new_tokens: ClassVar[int]
 
+    def words(self, number: int) -> int:
+        """About how many words the prompt of a number has, at least; known before it is made."""
+        return 8
+
     @abstractmethod
     def sample(self, number: int, random: Generator) -> StudyPrompt:
         """The prompt of that number, from 0; all that is random in it is drawn from ``random``."""
@@ -37,6 +41,9 @@ class InText(Suite):
     model and need none to be made; docs/tasks.md says how many tokens a word has."""
 
     lengths: Lengths = Field((120,), description="Words of the text, 20 to 100,000; prompts take these in turn.")
+
+    def words(self, number: int) -> int:
+        return self.lengths[number % len(self.lengths)]
 
 
 class AtDepth(InText):
@@ -52,3 +59,6 @@ class AtDepth(InText):
         """Length and depth of a prompt."""
         length, depth = divmod(number, len(self.depths))
         return self.lengths[length % len(self.lengths)], self.depths[depth]
+
+    def words(self, number: int) -> int:
+        return self.cell(number)[0]

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from kvq_core.complaints import first_line
 from kvq_core.errors import SpecError, did_you_mean, excerpt
+from kvq_core.machine.owner import demand_wanted
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.tasks.extraction import Extraction
 from kvq_core.studies.tasks.long_answer import Long
@@ -39,6 +40,27 @@ def suite(name: str, n: int = 40, seed: int = 0, **options: object) -> tuple[Stu
 
     Raises SpecError for a suite, an option or a value that is not there.
     """
+    made, stream, width = _options(name, n, seed, options), crc32(name.encode()), max(4, len(str(n)))
+    return tuple(_prompt(made, i, [seed, stream, i], f"{name}-{i + 1:0{width}}") for i in range(n))
+
+
+def words_of(name: str, n: int = 40, seed: int = 0, **options: object) -> tuple[int, int]:
+    """About how many words the longest of such prompts has, and all together, at least; none is made.
+
+    Raises SpecError as ``suite`` does.
+    """
+    made = _options(name, n, seed, options)
+    counts = [made.words(i) for i in range(n)]
+    return max(counts), sum(counts)
+
+
+def _prompt(made: Suite, number: int, seed: list[int], id: str) -> StudyPrompt:
+    demand_wanted()
+    return made.sample(number, default_rng(seed)).model_copy(update={"id": id})
+
+
+def _options(name: str, n: int, seed: int, options: dict[str, object]) -> Suite:
+    """The suite with its options. Raises SpecError."""
     kind = _known(name)
     for what, given, least, most in (("n", n, 1, MOST), ("seed", seed, 0, 2**63 - 1)):
         if isinstance(given, bool) or not isinstance(given, int) or not least <= given <= most:
@@ -46,12 +68,9 @@ def suite(name: str, n: int = 40, seed: int = 0, **options: object) -> tuple[Stu
                 f"suite {name}: {what} = {excerpt(given)} is not allowed; give a whole number from {least} to {most}."
             )
     try:
-        made = kind.model_validate(options)
+        return kind.model_validate(options)
     except ValidationError as error:
         raise SpecError(first_line(error, kind, f"suite {name}")) from None
-    stream, width = crc32(name.encode()), max(4, len(str(n)))
-    prompts = (made.sample(i, default_rng([seed, stream, i])) for i in range(n))
-    return tuple(p.model_copy(update={"id": f"{name}-{i:0{width}}"}) for i, p in enumerate(prompts, 1))
 
 
 def _known(name: str) -> type[Suite]:

@@ -34,6 +34,9 @@ class CommonWords(Suite):
             )
         return self
 
+    def words(self, number: int) -> int:
+        return self.common * self.times + self.others * self.once
+
     def sample(self, number: int, random: Generator) -> StudyPrompt:
         held = choose(random, "nouns", self.common + self.others)
         common, others = held[: self.common], held[self.common :]
@@ -74,6 +77,9 @@ class FrequentWords(Suite):
                 "others; give a longer one, or ask for fewer."
             )
         return self
+
+    def words(self, number: int) -> int:
+        return self.length
 
     def sample(self, number: int, random: Generator) -> StudyPrompt:
         made = _made_up(random, self.kinds)

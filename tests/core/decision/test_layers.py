@@ -240,3 +240,20 @@ def test_ctrl_c_says_that_scores_are_kept(
     (tmp_path / "scored.txt").write_text(TEXTS[0])
     assert main(["layers", "--prompts", str(tmp_path / "scored.txt"), "--format", NAME]) == 130
     assert "scores are kept, and the same command goes on from there" in capsys.readouterr().err
+
+
+def test_scores_that_two_processes_keep_at_once_are_both_kept() -> None:
+    begun = Sensitivity(id="a" * 16, version=kept.VERSION, model="m", layers=2, positions=4, formats=(NAME,))
+    one, other = (begun.added(prompt, {key(NAME, "keys", 0): 0.5}) for prompt in ("one", "other"))
+    kept.keep(one)
+    assert set(kept.keep(other).klds) == {"one", "other"}
+    more = kept.keep(begun.added("one", {key(NAME, "keys", 0): 0.7, key(NAME, "keys", 1): 0.1}))
+    assert kept.load_scores("a" * 16) == more and set(more.klds) == {"one", "other"}
+    assert more.klds["one"] == {key(NAME, "keys", 0): 0.7, key(NAME, "keys", 1): 0.1}
+
+
+def test_scores_are_had_where_none_can_be_kept(tmp_path, monkeypatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr(kept, "file_of", lambda id: tmp_path / "file" / f"{id}.json")
+    begun = Sensitivity(id="a" * 16, version=kept.VERSION, model="m", layers=2, positions=4, formats=(NAME,))
+    assert kept.keep(begun) == begun

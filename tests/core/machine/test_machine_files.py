@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvq_core.machine import files
+from kvq_core.machine.interrupt import not_for_children
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -75,3 +77,14 @@ def test_a_file_that_comes_while_a_folder_is_removed_goes_with_it(tmp_path, monk
     with files.folder_aside(tmp_path, "run") as new:
         (new / "removed").mkdir()
     assert came and list(tmp_path.iterdir()) == []
+
+
+def test_children_are_started_deaf_to_ctrl_c_and_this_process_hears_it_afterwards():
+    asks = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+
+    def child() -> str:
+        return subprocess.run([sys.executable, "-S", "-c", asks], capture_output=True, text=True).stdout.strip()
+
+    with not_for_children():
+        assert child() == "True"
+    assert child() == "False" and signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

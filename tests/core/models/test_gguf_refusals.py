@@ -77,6 +77,9 @@ def refusal(id: str, home: Path) -> str:
         ({"tokenizer__ggml__model": "bert"}, "its tokenizer is 'bert'"),
         ({"tokenizer__ggml__model": None}, "its tokenizer is nothing"),
         ({"tokenizer__ggml__merges": None}, "tokenizer.ggml.merges is missing"),
+        ({"tokenizer__ggml__merges": ["a b", "ab"]}, "tokenizer.ggml.merges holds 'ab', which is no pair of tokens"),
+        ({"tokenizer__ggml__merges": ["a b c"]}, "tokenizer.ggml.merges holds 'a b c', which is no pair"),
+        ({"a__attention__layer_norm_rms_epsilon": -1.0}, "layer_norm_rms_epsilon = -1 is below 0"),
         ({"tokenizer__ggml__normalizer": "nfkc"}, "'tokenizer.ggml.normalizer' = 'nfkc' is not known here"),
         ({"tokenizer__ggml__eos_token_id": 9999}, "tokenizer.ggml.eos_token_id = 9999 is no token"),
         ({"tokenizer__ggml__tokens": [*TOKENS, "a1", "a2", "a3"]}, "more than the embedding has rows"),
@@ -165,6 +168,7 @@ def longer(raw: bytes) -> bytes:
         (swapped, "its version is 50331648"),
         (lambda raw: raw[:8] + b"\xff" * 8 + raw[16:], "is not a whole GGUF file"),
         (lambda raw: raw[:24] + b"\xff" * 8 + raw[32:], "it ends before its header does"),
+        (lambda raw: raw[:8] + (10**6).to_bytes(8, "little") + raw[16:], "1,000,000 tensors, and at most 100,000"),
         (longer, "does not lie where the one before it ends"),
     ],
 )
@@ -172,6 +176,15 @@ def test_a_damaged_file_is_one_line(tmp_path, home: Path, damage: Callable[[byte
     file = write(tmp_path / "m.gguf", source("llama"))
     file.write_bytes(damage(file.read_bytes()))
     assert said in refusal(str(file), home)
+
+
+def test_a_header_holds_so_much_and_no_more(tmp_path, home: Path, monkeypatch) -> None:
+    """Bounds that are many times what any file holds, made small."""
+    file = str(write(tmp_path / "m.gguf", source("llama")))
+    for name, said in (("_VALUES", "its arrays hold more than 5"), ("_TEXT", "at most 5 are"), ("_DIMENSIONS", "has")):
+        with monkeypatch.context() as small:
+            small.setattr(f"kvq_core.models.gguf.header.{name}", 5 if name != "_DIMENSIONS" else 1)
+            assert said in refusal(file, home)
 
 
 @pytest.mark.slow

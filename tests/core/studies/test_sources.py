@@ -3,9 +3,12 @@
 import json
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
-from kvq_core.errors import SpecError
+from kvq_core.errors import LimitError, SpecError
+from kvq_core.studies.bounds import FileBounds
+from kvq_core.studies.sources import PromptSource
 from kvq_core.studies.spec import parse_study, read_study, study_link, study_of_link
 from tests.support.study_models import LANES
 
@@ -102,6 +105,71 @@ def test_bad_files_are_refused_in_a_line(tmp_path, name, text, why):
     with pytest.raises(SpecError) as told:
         read(tmp_path, name)
     assert why in str(told.value)
+
+
+TINY = FileBounds(rows=60, bytes=32_000_000)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "txt", "parquet"])
+def test_a_visitor_s_file_has_so_many_rows_bytes_and_columns(tmp_path, kind):
+    file = tmp_path / f"p.{kind}"
+
+    def read(rows: list[dict], bounds: FileBounds = TINY):
+        if kind == "txt":
+            file.write_text("\n".join(row["prompt"] for row in rows))
+        else:
+            write(tmp_path, file.name, rows)
+        return PromptSource(file=str(file)).read(bounds)[0]
+
+    rows = [{"prompt": f"One {at}"} for at in range(61)]
+    assert len(read(rows[:60])) == 60 == len(read(rows[:60], FileBounds(None, 60_000)))
+    with pytest.raises(LimitError, match="has more than 60 prompts"):
+        read(rows)
+    with pytest.raises(LimitError, match="unfolds to more than 60,000 bytes"):
+        read(rows, FileBounds(None, 60_000))
+    assert len(read([{"prompt": "x" * 10**6}])) == 1
+    with pytest.raises(LimitError, match="has a text of 1,000,001 characters; at most 1,000,000"):
+        read([{"prompt": "x" * (10**6 + 1)}])
+    if kind in ("csv", "parquet"):
+        with pytest.raises(SpecError, match=r"has 6\d columns; at most 64 are read"):
+            read([{"prompt": "a", **{f"c{at}": "b" for at in range(64)}}])
+
+
+@pytest.mark.parametrize("rows", [61, 55])
+def test_a_small_parquet_file_unfolds_no_further_than_it_may(tmp_path, rows):
+    """Its metadata is of a text of a million letters, once."""
+    import pyarrow as pa
+
+    pq.write_table(pa.table({"prompt": ["x" * 10**6] * rows}), tmp_path / "p.parquet", compression="zstd")
+    assert (tmp_path / "p.parquet").stat().st_size < 600
+    source = PromptSource(file=str(tmp_path / "p.parquet"))
+    with pytest.raises(
+        LimitError, match="has more than 60 prompts" if rows > 60 else "unfolds to more than 32,000,000"
+    ):
+        source.read(TINY)
+
+
+def test_a_parquet_file_is_unfolded_in_so_much_memory(tmp_path, monkeypatch):
+    import pyarrow as pa
+
+    pq.write_table(
+        pa.table({"prompt": ["x" * (10**8)]}), tmp_path / "p.parquet", compression="zstd", use_dictionary=False
+    )
+    monkeypatch.setattr("kvq_core.studies.bounds.ROOM", 8 * 1024**2)
+    with pytest.raises(LimitError, match=r"p\.parquet takes more than 10 s or 0.0078125 GiB to unfold"):
+        PromptSource(file=str(tmp_path / "p.parquet")).read(FileBounds(60, 10**10))
+
+
+@pytest.mark.parametrize("at", [0, 4, 40, -30, -8])
+@pytest.mark.parametrize("bounds", [TINY, None])
+def test_a_damaged_parquet_file_is_told_by_its_name_alone(tmp_path, at, bounds):
+    write(tmp_path, "p.parquet", ROWS)
+    raw = bytearray((tmp_path / "p.parquet").read_bytes())
+    raw[at : (at + 20) or None] = b"\xff" * 20
+    (tmp_path / "p.parquet").write_bytes(raw)
+    with pytest.raises(SpecError) as told:
+        PromptSource(file=str(tmp_path / "p.parquet")).read(bounds)
+    assert str(told.value).startswith("p.parquet") and str(tmp_path) not in str(told.value)
 
 
 def test_a_missing_file_is_said(tmp_path):

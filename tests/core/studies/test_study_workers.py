@@ -16,7 +16,7 @@ from kvq_core.cli.main import main
 from kvq_core.pipeline.compare import compare
 from kvq_core.store.store import open_store
 from kvq_core.studies.cells import plan
-from kvq_core.studies.executors import CellWork, Outcome, Processes, compute
+from kvq_core.studies.executors import CellWork, InProcess, Outcome, Processes, compute
 from kvq_core.studies.rows import rows_of
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.study import run_plan, stored_study, study
@@ -152,3 +152,17 @@ def test_two_studies_of_one_id_at_once_share_their_cells(model, store):
     assert one.summary() == other.summary() and one.cells["done"] == 12
     assert len(list(Path(store.root).glob("[0-9a-f]*/manifest.json"))) == 12
     assert stored_study(planned, store).summary() == one.summary()
+
+
+@pytest.mark.slow
+def test_a_study_of_a_model_folder_needs_no_home_that_can_be_written(model, store, tmp_path, monkeypatch):
+    """Its id leads to the path that was given, in this process and in workers."""
+    (tmp_path / "home").write_text("in the way")
+    monkeypatch.setenv("KVQ_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("kvq_core.models.source.places", places := {})
+    monkeypatch.setattr("kvq_core.studies.executors.places", places)
+    planned = plan(parse_study(study_data(model, 2)))
+    assert planned.cells[0].model.startswith("dir:") and places
+    assert run_plan(planned, store, executor=InProcess()).cells["done"] == 2
+    with Processes(1)._pool() as pool:
+        assert pool._initargs[-1] == places  # a worker takes a quarter of a minute to start

@@ -2,10 +2,13 @@
 
 import json
 import math
+import time
+from threading import Event
 
 import httpx
 import pytest
 
+from kvq_core.machine.owner import demand_wanted
 from tests.support.api_server import SMALL, refusal
 
 
@@ -111,3 +114,41 @@ def test_a_study_that_cannot_be_is_refused_in_one_line(client):
 )
 def test_a_question_that_cannot_be_is_refused_in_one_line(client, asked, said):
     assert said in refusal(client, asked, api_name="/estimate_decision")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("endpoint", "place"),
+    [
+        ("/estimate_decision", "ui.api.decisions.quote_spec"),
+        ("/decide", "ui.api.decisions.quote_spec"),
+        ("/study", "ui.api.studies.admit"),
+    ],
+)
+def test_work_before_the_line_stops_when_its_client_is_gone(server, monkeypatch, endpoint, place):
+    begun, ended = Event(), Event()
+
+    def endless(*_):
+        begun.set()
+        try:
+            while True:
+                demand_wanted()
+                time.sleep(0.02)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(place, endless)
+    asked = {"prompts": {"texts": ["a"]}} | ({"lanes": SMALL["lanes"]} if endpoint == "/study" else {})
+    told = httpx.post(f"{server}/gradio_api/call{endpoint}", json={"data": [asked]}).json()
+    with httpx.stream("GET", f"{server}/gradio_api/call{endpoint}/{told['event_id']}"):
+        assert begun.wait(20) and not ended.wait(0.5)
+    assert ended.wait(20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("endpoint", ["/estimate_decision", "/decide", "/estimate_study", "/study"])
+def test_more_prompts_than_are_taken_are_refused_before_one_is_made(client, monkeypatch, endpoint):
+    monkeypatch.setattr("kvq_core.studies.tasks.suites._prompt", lambda *_: pytest.fail("a prompt was made"))
+    asked = {"prompts": {"suite": "needle", "n": 100_000, "lengths": [100_000]}}
+    asked |= {"lanes": SMALL["lanes"]} if "study" in endpoint else {}
+    assert "bytes; this instance takes" in refusal(client, asked, api_name=endpoint)

@@ -15,9 +15,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 # what is called or overridden, by its place in Gradio: the parameters relied on, and where that is
+_CALL = ["self", "block_fn", "processed_input", "iterator", "requests", "event_id"]
 CALLED = {
     "gradio.blocks:Blocks.preprocess_data": (["self", "block_fn", "inputs", "state"], "ui/server/gradio_arguments.py"),
-    "gradio.blocks:Blocks.call_function": (["self", "block_fn", "processed_input"], "ui/server/gradio_arguments.py"),
+    "gradio.blocks:Blocks.call_function": (_CALL, "ui/server/gradio_arguments.py"),
     "gradio.blocks:BlocksConfig.config_for_block": (["_id", "rendered_ids", "block"], "ui/server/gradio_sessions.py"),
     "gradio.state_holder:SessionState.__init__": (["self", "blocks"], "ui/server/gradio_sessions.py"),
     "gradio.state_holder:StateHolder.set_blocks": (["self", "blocks"], "ui/server/gradio_sessions.py"),
@@ -31,6 +32,7 @@ CALLED = {
 # what is read or set of a page that is built, by the path to it: its kind, and where that is
 HELD = {
     "_id": (int, "ui/server/gradio_arguments.py"),
+    "_queue.event_ids_to_events": (dict, "ui/server/gradio_arguments.py"),
     "_queue.pending_messages_per_session": ("gradio.utils:LRUCache", "ui/server/gradio_sessions.py"),
     "default_config.blocks": (dict, "ui/server/gradio_sessions.py"),
     "default_config.fns": (dict, "ui/server/gradio_sessions.py"),
@@ -83,6 +85,11 @@ def test_states_of_pages_hold_what_they_held(page):
 @pytest.mark.parametrize("name", PRIVATE_ARGUMENTS)
 def test_launch_takes_its_private_arguments(name):
     assert name in inspect.signature(gr.Blocks.launch).parameters
+
+
+def test_an_event_tells_whether_its_client_is_there(page):
+    event = found("gradio.queueing:Event")("s", page.fns[0], None, None)
+    assert event.alive is True
 
 
 def test_an_update_and_an_unknown_endpoint_look_as_they_did():

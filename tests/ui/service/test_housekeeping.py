@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ui.service.housekeeping import NEW_S, PREFIX, own_folder
+from kvq_core.machine.files import LEFT_S
+from kvq_core.store.beside import write_beside
+from kvq_core.store.sharing import keep_private, key_of
+from kvq_core.store.store import open_store
+from tests.support.sample_record import make_sample
+from ui.service.housekeeping import NEW_S, PREFIX, PROMPTS, own_folder, remove_left
 from ui.service.services import Services
 
 ROOT = Path(__file__).parents[3]
@@ -108,3 +113,34 @@ def test_ctrl_c_while_libraries_are_imported_prints_no_trace(tmp_path, library, 
         finally:
             process.kill()
     assert process.returncode == 130 and len(said.splitlines()) <= 1 and "Traceback" not in said
+
+
+def test_what_was_left_a_moment_before_a_start_goes_later(temporary):
+    (left := temporary / f"{PREFIX}x").mkdir()
+    (prompts := temporary / f"{PROMPTS}y").mkdir()
+    mine = own_folder()
+    assert left.exists() and prompts.exists()  # new: one is not locked yet, of the other a form may be read
+    long_ago(left)
+    os.utime(prompts, (time.time() - LEFT_S - 1,) * 2)
+    remove_left()
+    assert list(temporary.iterdir()) == [mine]
+
+
+def test_what_a_public_instance_keeps_is_for_its_user_alone(tmp_path, monkeypatch):
+    store = open_store(str(tmp_path / "store"))
+    key = key_of(store, "0" * 16)
+    monkeypatch.setattr("kvq_core.machine.files._shut", 0)
+    before = os.umask(0o022)
+    try:
+        store.save(*make_sample(id="1" * 16))
+        (tmp_path / "store" / "secret").chmod(0o644)  # as earlier versions made it
+        keep_private(store)
+        store.save(*make_sample(id="2" * 16))
+        write_beside(store, "studies/x/shared", b"link")
+    finally:
+        os.umask(before)
+    modes = {file.relative_to(tmp_path): stat.S_IMODE(file.stat().st_mode) for file in tmp_path.rglob("*")}
+    assert modes[Path("store")] == 0o700 and modes[Path("store/secret")] == 0o600
+    new = [mode for file, mode in modes.items() if {"2" * 16, "studies"} & set(file.parts)]
+    assert len(new) >= 6 and not any(mode & 0o077 for mode in new)
+    assert key_of(store, "0" * 16) == key

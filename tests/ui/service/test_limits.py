@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from kvq_core.errors import KvqError, LimitError
+from kvq_core.errors import KvqError, LimitError, SpecError
 from kvq_core.limits import VARIABLES, Limits, limits
 from kvq_core.pipeline.estimate import Estimate, estimate
 from kvq_core.presets import presets
-from kvq_core.spec import parse_spec
+from kvq_core.spec import parse_placed, parse_spec
+from kvq_core.studies.sources import PromptSource
 from ui.form.setup_panel import possible
-from ui.service.admission import Admission
+from ui.service.admission import Admission, check_prompts, checked_cache_at
 from ui.service.line import Cost, WaitingLine
 from ui.service.services import Services, visitor
 
@@ -105,6 +106,14 @@ def test_a_long_text_is_refused_before_it_is_tokenized(monkeypatch):
     assert not asked
 
 
+def test_a_long_text_is_refused_before_a_bundle_is_solved_for_it(monkeypatch):
+    monkeypatch.setenv("KVQ_MAX_CHARACTERS", "1000")
+    monkeypatch.setattr("ui.service.admission.cache_at", lambda spec: pytest.fail("it was tokenized"))
+    asked = {"prompt": "x" * 1500, "bundle": {"name": "equal-bytes"}}
+    with pytest.raises(LimitError, match="has 1,500 characters"):
+        parse_placed(asked, checked_cache_at)
+
+
 def test_more_lanes_than_an_instance_takes_are_refused_before_anything_is_loaded(monkeypatch):
     asked = []
     gate = admission(monkeypatch, lambda spec: asked.append(spec), max_lanes=16)
@@ -193,3 +202,32 @@ def test_visitors_are_addresses_and_networks():
     assert visitor(Request("192.0.2.7")) == "192.0.2.7" and visitor(object()) == ""
     one, same, other = (visitor(Request(host)) for host in ("2001:db8:1:2:3::4", "2001:db8:1:2::9", "2001:db8::"))
     assert one == same != other
+
+
+@pytest.mark.parametrize("public", [True, False])
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"suite": "needle", "n": 100_000, "lengths": [100_000]}, "takes"),
+        ({"suite": "needle", "n": 60, "lengths": [100_000]}, "bytes; this instance takes"),
+        ({"suite": "frequent_words", "n": 60, "length": 100_000}, "bytes; this instance takes"),
+        ({"suite": "none such"}, "Unknown suite 'none such'"),
+        ({"suite": "needle", "n": 2, "deep": 3}, "Unknown field 'deep'"),
+    ],
+)
+def test_what_is_asked_of_prompts_is_refused_before_one_is_made(monkeypatch, public, asked, said):
+    monkeypatch.setattr("kvq_core.studies.tasks.suites._prompt", lambda *_: pytest.fail("a prompt was made"))
+    if public:
+        monkeypatch.setenv("KVQ_MODELS", "some/model")
+    with pytest.raises(KvqError, match=said):
+        check_prompts(PromptSource.model_validate(asked))
+
+
+def test_a_prompt_longer_than_a_run_may_be_is_refused_before_it_is_made(monkeypatch):
+    monkeypatch.setenv("KVQ_MAX_WORK", "3000")
+    asked = PromptSource(suite="needle", n=1, options={"lengths": [1000]})
+    check_prompts(asked, lanes=2)
+    with pytest.raises(LimitError, match=r"The longest prompt: 1,000 tokens × 4 caches"):
+        check_prompts(asked, lanes=3)
+    with pytest.raises(SpecError, match="n is no option of a suite"):
+        PromptSource(suite="needle", options={"n": 9})

@@ -68,7 +68,12 @@ def test_bad_input_is_named_with_its_line_and_the_rest_kept_where_asked(lanes):
     assert len(kept.spec.prompts.rows) == 2 and "line 2" in kept.broken[0]
     twice = '{"prompt": "one", "id": "a"}\n{"prompt": "two", "id": "a"}'
     assert "'a' is given to prompts 1, 2" in refused(Form(text=twice), lanes)
-    assert "choose it again" in refused(Form(way=FILE, file="{"), lanes)
+    for odd in ("{", "[]", '{"name": "p.csv", "bytes": 1e999}', '{"name": "p.csv", "data": 5}', "[" * 10**5):
+        assert "choose it again" in refused(Form(way=FILE, file=odd), lanes)
+    for name in ("..", "../..", ".", "", "a/..", "..\x00"):
+        assert "files end in" in refused(Form(way=FILE, file=sent(name, b"x")), lanes)
+    for number in (float("inf"), float("nan"), 2.5):
+        assert "whole number" in refused(Form(text="one", new_tokens=number), lanes)
     assert "whole number" in refused(Form(text="one", new_tokens=None), lanes)
     assert "lengths" in refused(Form(way=TASKS, lengths="long"), lanes)
 
