@@ -127,7 +127,9 @@ def _parser() -> argparse.ArgumentParser:
     summary = "Write one figure of a stored run as a page that needs no server."
     embed_cli.add_arguments(commands.add_parser("embed", help=summary, description=summary, **_options("embed")))
     show = add("show", "Print a stored run; nothing is computed.", _show)
-    show.add_argument("run", metavar="RUN_ID|DIR", help="id of a stored run, of one that ships, or a folder written by --out")
+    show.add_argument(
+        "run", metavar="RUN_ID|DIR", help="id of a stored run, of one that ships, or a folder written by --out"
+    )
     summary = "List, train and delete the codebooks some methods need."
     codebooks_cli.add_commands(
         commands.add_parser("codebooks", help=summary, description=summary, **_options("codebooks")), _quiet
