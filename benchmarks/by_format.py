@@ -26,7 +26,7 @@ def is_format(cls: type[Method]) -> bool:
 
 
 def of_family(name: str, cls: type[Method]) -> bool:
-    """Whether it is in docs/methods.md's table: papers' methods, and of a module of formats the one most often taken."""
+    """Whether it is in docs/methods.md's table: papers' methods, and of a module of formats the most often taken."""
     own = (each for each in OFTEN if methods()[each].__module__ == cls.__module__)
     return not is_format(cls) or next(own, None) == name
 
