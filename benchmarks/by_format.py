@@ -21,12 +21,12 @@ COLUMNS = (
 
 
 def is_format(cls: type[Method]) -> bool:
-    """Whether it is in the tables here, not in the README's of methods."""
+    """Whether it is in the tables here, not in docs/methods.md's."""
     return any(f".{room}." in cls.__module__ for room in ("formats", "baselines"))
 
 
 def of_family(name: str, cls: type[Method]) -> bool:
-    """Whether it is in the README's table: papers' methods, and of a module of formats the one most often taken."""
+    """Whether it is in docs/methods.md's table: papers' methods, and of a module of formats the most often taken."""
     own = (each for each in OFTEN if methods()[each].__module__ == cls.__module__)
     return not is_format(cls) or next(own, None) == name
 

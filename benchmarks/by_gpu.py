@@ -1,4 +1,4 @@
-"""The parts of README.md and docs/gpu.md, and the page's file, that benchmarks/gpu-results gives: what GPUs took.
+"""The parts of docs/costs.md and docs/gpu.md, and the page's file, that benchmarks/gpu-results gives: what GPUs took.
 
 Of each device one file is told: of the present kernels before others, and then the one with most cases.
 """
@@ -65,7 +65,7 @@ def gpu_part(folder: Path = RESULTS) -> str:
 
 
 def gpu_summary_part(folder: Path = RESULTS) -> str:
-    """For the README: whole models, and how many targets are held and missed."""
+    """For docs/costs.md: whole models, and how many targets are held and missed."""
     if not (told := shipped(folder)):
         return NOTHING
     rows = [(device.device, *_summary(row)) for device in told for row in device.rows]

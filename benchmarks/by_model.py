@@ -15,8 +15,16 @@ Measured = dict[str, Any]
 
 
 def claims_part() -> str:
-    """A line a claim; docs/claims.md has all the numbers."""
+    """A line a claim; the board has all the numbers."""
     return summary_table(shipped_boards())
+
+
+def names_part() -> str:
+    """For the README: every method by its name, those of papers first, each with its paper."""
+    found = sorted(methods().values(), key=lambda cls: cls.title.lower())
+    papers = [f"[{cls.title}]({cls.paper})" for cls in found if cls.paper]
+    others = [cls.title for cls in found if not cls.paper]
+    return f"From papers: {', '.join(papers)}.\n\nOf engines, and plain: {', '.join(others)}."
 
 
 def board_part() -> str:
@@ -43,7 +51,7 @@ def methods_part() -> str:
         "whole cache at the end, full-precision windows included. Bits and claims are in the order of the models. "
         f"Of a family of formats one stands for all; {len(methods()) - len(shown)} more that engines ship, and papers' "
         "baselines, with bits at head_dim 64 and 128, windows, rotation, queries, flags and sources: "
-        "[docs/formats.md](docs/formats.md)."
+        "[formats.md](formats.md)."
     )
 
 

@@ -1,4 +1,5 @@
-"""For the README: the reference table's picture and its best lanes, once it was computed; nothing while it was not."""
+"""The reference table's picture and its best lanes, and for the README some lanes that many know, once it was computed;
+nothing while it was not."""
 
 from typing import Any
 
@@ -14,6 +15,19 @@ from kvq_core.studies.table import FACTOR, FILE, MATCHED_BITS, NEAR, SMALL, sett
 
 PICTURE = HERE.parent / "docs" / "table.svg"
 BEST = 3  # lanes of a setting that the text names
+KNOWN = (  # lanes of the README's table
+    "llama.cpp q8_0",
+    "vLLM fp8",
+    "llama.cpp q4_0",
+    "vLLM int4_per_token_head",
+    "vLLM turboquant 4bit_nc",
+    "4.5 bits: kivi K4 V2",
+    "4 + 64: SVDq 2, V 2",
+    "4 + 64: CommVQ 2",
+    "4 + 64: SQuat 2",
+    "4 + 64: InnerQ 2",
+    "4 + 64: QAQ 2",
+)
 FIRST_VERSION = 7  # of results, of figures that do not say theirs
 
 
@@ -32,11 +46,51 @@ def table_part() -> str:
         for line in lines[:BEST]
     ]
     head = " | ".join(["Setting", "Lane", "Bits", *(part["title"] for part in found.values())])
-    how = "[How it is made, and rows for other models](docs/table.md)."
     matched = f"Bytes are matched at {MATCHED_BITS} bits an element over these prompts."
-    said = f"{caption(found)} {matched}{_wide(found)}{_older(found)} {how} Of each setting {BEST}:"
-    parts = ["## The reference table", f"![Mean KLD of every lane](docs/{PICTURE.name})", said, table(head, *rows)]
+    said = f"{caption(found)} {matched}{_wide(found)}{_older(found)} Of each setting {BEST}:"
+    parts = ["## What was measured", f"![Mean KLD of every lane]({PICTURE.name})", said, table(head, *rows)]
     return "\n\n".join(parts)
+
+
+def results_part() -> str:
+    """For the README: lanes that many know on every model, and the two that change places most surely."""
+    found = _found()
+    if not found:
+        return ""
+    lines = [line for line in _shown(next(iter(found.values()))) if line["label"] in KNOWN]
+    rows = [
+        (setting(line["label"])[1], f"{(line['key_bits'] + line['value_bits']) / 2:.1f}", *_losses(line, found))
+        for line in sorted(lines, key=lambda each: each["kld_mean"])
+    ]
+    head = " | ".join(["Format", "Bits", *(short_title(part["title"]) for part in found.values())])
+    bits = "Bits are of an element, windows and scales included."
+    return f"{table(head, *rows)}\n\n{caption(found)} {bits}{_older(found)}\n\n{_swapped(found)}"
+
+
+def _swapped(found: dict[str, Any]) -> str:
+    """Of the lanes above those that change places between two models by most, where no interval reaches another."""
+    if len(found) < 2:
+        return ""
+    first, second = ({line["label"]: line for line in _shown(part)} for part in [*found.values()][:2])
+    both = [label for label in KNOWN if label in first and label in second]
+    swaps = {
+        (one, other): min(_lead(first[one], first[other]), _lead(second[other], second[one]))
+        for one in both
+        for other in both
+    }
+    if not (surely := {pair: lead for pair, lead in swaps.items() if lead > 1}):
+        return ""
+    pair = max(surely, key=lambda each: surely[each])
+    titles = [short_title(part["title"]) for part in found.values()]
+    one, other = (setting(label)[1] for label in pair)
+    losses = [" against ".join(_number(lines[label]["kld_mean"]) for label in pair) for lines in (first, second)]
+    on = f"on {titles[0]} ({losses[0]}), and more on {titles[1]} ({losses[1]})"
+    return f"**Rankings change with the model.** {one} loses less than {other} {on}."
+
+
+def _lead(better: dict[str, Any], worse: dict[str, Any]) -> float:
+    """How many times the end of the one interval the begin of the other is; over 1 where they are apart."""
+    return float(worse["kld_low"] / better["kld_high"])
 
 
 def instructions_part() -> str:

@@ -11,6 +11,7 @@ import argparse
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,11 @@ from benchmarks.by_format import baselines_part, engine_part, formats_part
 from benchmarks.by_gpu import gpu_part, gpu_summary_part, ship
 from benchmarks.by_kernel import kernels_part, slow_part
 from benchmarks.by_lane import lane_costs, lanes_part, prefill_part
-from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, methods_part
+from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, methods_part, names_part
 from benchmarks.by_page import newcomers_part, visits_part
 from benchmarks.by_policy import advice_part, policies_part
 from benchmarks.by_study import intervals_part, study_costs_part
-from benchmarks.by_table import draw, instructions_part, table_part
+from benchmarks.by_table import draw, instructions_part, results_part, table_part
 from benchmarks.by_task import suites_part, tasks_part, verifiers_part
 from benchmarks.measured import HERE, figures, table
 from benchmarks.papers import papers_part
@@ -43,6 +44,7 @@ EXAMPLE = re.compile(
 )  # its id changes with the results' version
 EXAMPLE_SHOWN = "five-ideas"
 DEMONSTRATION = ("qwen-keys", "qwen-keys-bundled")  # opened beside each other
+SITE = "docs/site"
 
 
 def documents() -> list[Path]:
@@ -221,6 +223,27 @@ def _tiny(found: dict[str, Any] | None) -> str:
     )
 
 
+def addresses() -> dict[str, str]:
+    """Where the project is published, as pyproject.toml says: ``Site``, its pages, and ``Space``."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return dict(project.get("urls", {}))
+
+
+def first_links_part() -> str:
+    """What can be opened before anything is installed: the published pages, or their files, and the Space if there is
+    one; under them the picture, which links to its run."""
+    told, run = addresses(), example_ids()[EXAMPLE_SHOWN]
+    site = told.get("Site", SITE).rstrip("/")
+    opened = f"**[Runs to look at, without a server]({site}/index.html)**"
+    space = f" · **[Open in Spaces]({told['Space']})**" if "Space" in told else ""
+    title = packaged_store().load(run)[0].environment.model_title
+    return (
+        f"{opened}{space}: point at a mark.\n\n![One prompt, six caches: the text of each, its distance from the "
+        f"reference token by token, its bits](docs/{EXAMPLE_SHOWN}.png)\n\n"
+        f"*Part of [run {run}]({site}/{run}-kld.html): {title}, CPU, float32.*"
+    )
+
+
 def demonstration_part() -> str:
     """The same lanes on two models: the picture, the link that opens both, and their KLDs."""
     runs = [packaged_store().load(example_ids()[name])[0] for name in DEMONSTRATION]
@@ -228,7 +251,7 @@ def demonstration_part() -> str:
     lanes = zip(*(run.lanes for run in runs), strict=True)
     rows = [(one.label, *(f"{lane.metrics.kld_mean:.2g}" for lane in (one, other))) for one, other in lanes]
     return (
-        f"![One prompt on Qwen2.5-Coder-0.5B, five caches]({'docs/' + DEMONSTRATION[0]}.png)\n\n"
+        f"![One prompt on Qwen2.5-Coder-0.5B, five caches]({DEMONSTRATION[0]}.png)\n\n"
         f"*Part of [run {runs[0].id}]({link}), beside [the same lanes on the bundled model]({link}); mean KLD in nats:*"
         "\n\n" + table(f"Lane | {' | '.join(run.environment.model_title for run in runs)}", *rows)
     )
@@ -245,6 +268,9 @@ def bundles_part() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
+    "first-links": first_links_part,
+    "method-names": names_part,
+    "results": results_part,
     "methods": methods_part,
     "claims": claims_part,
     "board": board_part,

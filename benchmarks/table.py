@@ -1,5 +1,5 @@
 """The reference table as it is stored: ``python -m kvq_core table`` computes it, this keeps its figures beside the
-script, from which ``make readme`` writes the README's part and draws docs/table.svg. Nothing is computed here.
+script, from which ``make readme`` writes its part and the README's and draws docs/table.svg. Nothing is computed here.
 
 A model whose cells are not all stored is left out, and said.
 """

@@ -13,10 +13,10 @@ from PIL import Image
 
 from benchmarks import by_table
 from benchmarks.by_format import is_format, of_family
-from benchmarks.readme import PART, PARTS, documents, rewritten
+from benchmarks.readme import PART, PARTS, addresses, documents, first_links_part, rewritten
 from kvq_core.cli.main import _parser
 from kvq_core.methods import methods
-from kvq_core.pipeline.examples import packaged_store
+from kvq_core.pipeline.examples import example_ids, packaged_store
 from kvq_core.presets import preset, presets
 from scripts.architecture import PICTURE, draw
 
@@ -132,12 +132,42 @@ def test_runs_that_are_named_ship(name):
     assert named <= {run.id for run in packaged_store().list()}
 
 
-def test_the_pictures_show_the_runs_under_them(readme):
-    shown = re.findall(r"!\[.+?\]\((.+?)\)\s+\*Part of \[run (\w+)\]", readme)
-    assert len(shown) == 2 and readme.count("![") == 2 + readme.count("](docs/table.svg)")
-    for picture, run in shown:
-        assert Image.open(ROOT / picture).text["run"] == run, "run: make picture"
-        assert (ROOT / picture).stat().st_size < 400_000
+@pytest.mark.parametrize("name", ["README.md", "docs/inspect.md"])
+def test_the_pictures_show_the_runs_under_them(name):
+    (shown,) = re.findall(r"!\[.+?\]\((.+?)\)\s+\*Part of \[run (\w+)\]", read(name))
+    picture, run = (ROOT / name).parent / shown[0], shown[1]
+    assert read(name).count("![") == 1
+    assert Image.open(picture).text["run"] == run, "run: make picture"
+    assert picture.stat().st_size < 400_000
+
+
+def test_the_readme_is_short_and_its_links_need_no_app(readme):
+    """The Space's front matter apart. Addresses of the project itself are those that pyproject.toml names."""
+    assert len(readme.split("---\n", 2)[2].encode()) <= 8192
+    leads = set(re.findall(r"\]\((https?://[^)]+)\)", readme))
+    papers = {cls.paper for cls in methods().values() if cls.paper}
+    own = {each for each in leads for known in addresses().values() if each.startswith(known)}
+    assert leads - papers - own == {"https://docs.astral.sh/uv/"}
+    assert not re.search(r"\]\([^)]*(127\.0\.0\.1|localhost)", readme)
+
+
+def test_the_published_pages_and_the_space_are_linked_where_their_addresses_are_set(monkeypatch):
+    told = {"Site": "https://example.org/kvq/", "Space": "https://example.org/space"}
+    monkeypatch.setattr("benchmarks.readme.addresses", lambda: told)
+    first, run = first_links_part(), example_ids()["five-ideas"]
+    assert "](https://example.org/kvq/index.html)" in first and f"](https://example.org/kvq/{run}-kld.html)" in first
+    assert "[Open in Spaces](https://example.org/space)" in first
+    monkeypatch.setattr("benchmarks.readme.addresses", dict)
+    assert "](docs/site/index.html)" in first_links_part() and "Spaces" not in first_links_part()
+
+
+def test_the_workflow_publishes_the_site_and_does_nothing_else():
+    told = yaml.safe_load(read(".github/workflows/pages.yml"))
+    (job,) = told["jobs"].values()
+    assert all(each["uses"].startswith("actions/") and "run" not in each for each in job["steps"])
+    assert [each["with"] for each in job["steps"] if "with" in each] == [{"path": "docs/site"}]
+    assert told["permissions"] == {"contents": "read", "pages": "write", "id-token": "write"}
+    assert (ROOT / "docs/site/index.html").is_file()
 
 
 def variables_read() -> set[str]:
@@ -192,20 +222,21 @@ def test_the_first_screen_says_what_it_is_and_how_to_start(readme):
     assert "make run" in first and "make test" in first and "![" in first
 
 
-def test_there_are_five_things_to_try(readme):
-    section = readme.split("## Five things to try")[1].split("\n## ")[0]
+def test_there_are_five_things_to_try():
+    section = read("docs/page.md").split("## Five things to try")[1].split("\n## ")[0]
     items = re.findall(r"^\d\. .+(?:\n   .+)*", section, re.M)
     assert len(items) == 5
     assert all("http://127.0.0.1:7860/?" in item or "python -m kvq_core" in item for item in items)
 
 
 @pytest.mark.parametrize("name", methods())
-def test_every_method_has_a_row_with_its_paper_and_figures(readme, name):
-    format = is_format(methods()[name])
+def test_every_method_is_named_and_has_a_row_with_its_paper_and_figures(readme, name):
+    format, table = is_format(methods()[name]), read("docs/methods.md")
+    assert methods()[name].title in readme.split("## Methods")[1].split("\n## ")[0]
     if of_family(name, methods()[name]):
-        check_row(readme, name, "not measured")
+        check_row(table, name, "not measured")
     else:
-        assert f"| `{name}` " not in readme
+        assert f"| `{name}` " not in table
     if format:  # the second model takes hours
         check_row(read("docs/formats.md"), name, "| not measured;")
 

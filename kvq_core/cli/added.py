@@ -25,24 +25,24 @@ WHY_EXAMPLES = "python -m kvq_core why 0123456789abcdef KIVI\n  python -m kvq_co
 
 def add_lane_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command ``add`` takes."""
-    parser.add_argument("run", metavar="RUN_ID", help="id of a stored run")
+    parser.add_argument("run", metavar="RUN_ID", help="id of a stored run, or of one that ships")
     parser.add_argument("lane", metavar="LANE", help="the lane as JSON, as in a comparison's lanes")
 
 
 def add_arguments(parser: argparse.ArgumentParser, finish: "Finish") -> None:
     """What the commands ``why`` and ``capture`` take; ``finish`` shows how far a run is, and returns its end."""
-    parser.add_argument("run", metavar="RUN_ID", help="id of a stored run")
+    parser.add_argument("run", metavar="RUN_ID", help="id of a stored run, or of one that ships")
     parser.add_argument("lane", metavar="LABEL", help="label of one of its lanes")
     parser.set_defaults(finish=finish)
 
 
 def added(arguments: argparse.Namespace) -> "Generator[Event]":
     """The run of the lane that was asked for. Raises SpecError where it is none."""
-    from kvq_core.pipeline.added import adding
+    from kvq_core.pipeline.added import adding, parent_of
     from kvq_core.store.store import open_store
 
     lane, store = _lane(arguments.lane), open_store()
-    return adding(store.load(arguments.run)[0], [lane], store)
+    return adding(parent_of(arguments.run, store), [lane], store)
 
 
 def _lane(text: str) -> "Lane":
@@ -59,12 +59,12 @@ def _lane(text: str) -> "Lane":
 
 def why(arguments: argparse.Namespace) -> None:
     """Measure what a lane's damage comes from, and print it."""
-    from kvq_core.pipeline.added import index_of
+    from kvq_core.pipeline.added import index_of, parent_of
     from kvq_core.pipeline.why import asking_why, why_of
     from kvq_core.store.store import open_store
 
     store = open_store()
-    parent = store.load(arguments.run)[0]
+    parent = parent_of(arguments.run, store)
     at = index_of(parent, arguments.lane)
     finished = arguments.finish(asking_why(parent, at, store))
     found = why_of(parent, at, finished)
@@ -78,11 +78,11 @@ def why(arguments: argparse.Namespace) -> None:
 
 def capture(arguments: argparse.Namespace) -> None:
     """Look at a lane in every layer and head, and say where that is kept."""
-    from kvq_core.pipeline.added import capturing, index_of
+    from kvq_core.pipeline.added import capturing, index_of, parent_of
     from kvq_core.store.store import open_store
 
     store = open_store()
-    parent = store.load(arguments.run)[0]
+    parent = parent_of(arguments.run, store)
     at = index_of(parent, arguments.lane)
     finished = arguments.finish(capturing(parent, at, store))
     if finished.unkept:

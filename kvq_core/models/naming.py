@@ -1,6 +1,5 @@
 """What a model that was read from files is known by, in which type it is read, and what is told where it cannot be."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -34,12 +33,11 @@ def known_by(source: ModelSource, id: str, folder: Path, commit: str | None) -> 
 
 
 def weights_bytes_of(source: ModelSource, id: str, folder: Path) -> int | None:
-    """Of the file that holds the weights as they are shipped; None of a GGUF file that an older version converted, and
-    of a bundled one whose package is gone."""
+    """Of the file that holds the weights as they are shipped; None of a GGUF file that an older version converted."""
     if source.file is not None:
         return source.file.size
     if id == DEFAULT_MODEL:
-        return bundled.bundled_gguf().stat().st_size if find_spec(bundled.PACKAGE) else None
+        return bundled.SIZE
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 

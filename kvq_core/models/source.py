@@ -50,7 +50,7 @@ def find(id: str, revision: str | None) -> Generator[ConversionStep, None, Model
             f"revision = {revision!r}: {excerpt(id)} is on this machine and has no revisions; leave it out."
         )
     if id == DEFAULT_MODEL:
-        return ModelSource(str(bundled_folder()))
+        return ModelSource(str((yield from announce(bundled.converting(bundled.folder())))))
     if path is None:
         return ModelSource(_checked_hub_id(id), revision)
     if id.startswith(FILE):
@@ -158,11 +158,6 @@ def title(source: ModelSource, id: str) -> str:
     if source.file is not None:
         return Path(source.file.file).stem
     return id if path_of(id) is None else Path(source.place).resolve().name
-
-
-def bundled_folder() -> Path:
-    """Where the converted default model lies; converts it on first use."""
-    return bundled.convert(bundled.folder())
 
 
 def _converted(path: Path) -> Generator[ConversionStep, None, Converted]:

@@ -28,7 +28,8 @@ from kvq_core.pipeline.prompt import script
 from kvq_core.pipeline.state import Run
 from kvq_core.record.fields import RESULTS_VERSION, Record
 from kvq_core.spec import Capture, ComparisonSpec, Lane, parse_lane, parse_spec, with_labels
-from kvq_core.store.store import Store, open_store
+from kvq_core.store.shipped import find_run
+from kvq_core.store.store import Store
 
 EVERY = Capture(layers="all", detail="deep")
 
@@ -43,8 +44,8 @@ def add_lane(run: Record | str, lane: Lane, store: Store | None = None) -> Recor
 
 
 def parent_of(run: Record | str, store: Store | None) -> Record:
-    """A finished run, which may be given by its id. Raises StoreError where the store does not hold it."""
-    return run if isinstance(run, Record) else (store or open_store()).load(run)[0]
+    """A finished run, which may be given by its id. Raises StoreError where it neither ships nor is in the store."""
+    return run if isinstance(run, Record) else find_run(run, store)[0]
 
 
 def adding(

@@ -15,10 +15,10 @@ from kvq_core.errors import KvqError, SpecError
 from kvq_core.frozen import Frozen
 from kvq_core.presets import FOLDER, preset
 from kvq_core.spec import ComparisonSpec, parse_spec
-from kvq_core.store.store import Store, open_store
+from kvq_core.store.shipped import RUNS, packaged_store
+from kvq_core.store.store import Store
 
 FILE = FOLDER / "learn" / "examples.toml"
-RUNS = FOLDER / "runs"
 MOST_BYTES = 18_000_000  # of all of them together
 
 
@@ -49,11 +49,6 @@ def examples() -> dict[str, Example]:
     except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
         raise SpecError(f"presets/learn/{FILE.name} cannot be read: {error}.") from None
     return {example.name: example for example in found}
-
-
-def packaged_store() -> Store:
-    """The store of the runs that ship with the app."""
-    return open_store(str(RUNS))
 
 
 def example_ids(runs: Store | None = None) -> dict[str, str]:

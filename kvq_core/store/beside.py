@@ -13,6 +13,7 @@ from kvq_core.record.files import MANIFEST
 from kvq_core.record.subset import adds_lanes, with_added
 from kvq_core.store.folders import as_store_error
 from kvq_core.store.layouts import Folders
+from kvq_core.store.shipped import find_run
 from kvq_core.store.store import Store
 
 MANY = 10_000
@@ -47,7 +48,7 @@ def added_to(store: Store, run_id: str) -> list[str]:
 def with_lanes(store: Store, run_id: str) -> tuple[Record, dict[str, Any]]:
     """A run with the lanes that were added to it, as far as they can be read. Raises StoreError for a run that is not
     there or damaged."""
-    record, arrays = store.load(run_id)
+    record, arrays = find_run(run_id, store)
     beside = []
     for child in added_to(store, run_id):
         with suppress(StoreError):

@@ -12,6 +12,7 @@ from kvq_core.complaints import check_depth, check_text, first_line
 from kvq_core.errors import PATH, SpecError, abbreviate, excerpt
 from kvq_core.machine import files
 from kvq_core.machine.owner import demand_wanted
+from kvq_core.spec.chats import CHATS
 from kvq_core.spec.conversation import Last
 from kvq_core.spec.part import SpecPart
 from kvq_core.studies.bounds import FileBounds, Rows, check_columns, parquet

@@ -1,4 +1,4 @@
-"""The table of deployed formats: where each comes from, what queries are rounded to, and which the README shows."""
+"""The table of deployed formats: where each comes from, what queries are rounded to, which stands for its family."""
 
 import pytest
 

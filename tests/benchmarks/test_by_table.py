@@ -1,4 +1,4 @@
-"""The reference table in the README: drawn from stored figures, and absent while there are none."""
+"""The reference table and the README's: drawn from stored figures, and absent while there are none."""
 
 import xml.etree.ElementTree as ET
 
@@ -59,7 +59,7 @@ def test_the_readme_has_a_picture_and_rows_only_of_what_is_stored(parts, monkeyp
     (part,) = found.values()
     show(monkeypatch, found)
     told, svg = by_table.table_part(), by_table.drawn()
-    assert told.startswith("## The reference table\n") and "docs/table.svg" in told and "over 6 prompts" in told
+    assert told.startswith("## What was measured\n") and "](table.svg)" in told and "over 6 prompts" in told
     assert "Not computed again" not in told
     mean, low, high = (f"{part['lanes'][0][name]:.2g}" for name in ("kld_mean", "kld_low", "kld_high"))
     assert f"| {mean} ({low} to {high}) |" in told and "| matched bytes | two |" in told
@@ -106,3 +106,31 @@ def test_intervals_of_too_few_prompts_are_dashed_and_counted(monkeypatch):
         "2 3",
     ]
     assert "dashed: too few prompts" in [each.text for each in root.findall(f"{SVG}text")]
+
+
+def lane(label: str, low: float, high: float) -> dict:
+    return {
+        "label": label,
+        "kld_mean": (low + high) / 2,
+        "kld_low": low,
+        "kld_high": high,
+        "key_bits": 4,
+        "value_bits": 2,
+    }
+
+
+def test_the_readme_says_that_rankings_change_where_intervals_are_apart_on_both_models(monkeypatch):
+    one, other = by_table.KNOWN[:2]
+
+    def told(second: list[dict]) -> str:
+        lanes = [lane(other, 0.3, 0.4), lane(one, 0.1, 0.2), lane("another", 0.1, 0.2)]
+        parts = {"a": {"lanes": lanes, "title": "A"}, "b": {"lanes": second, "title": "B"}}
+        show(monkeypatch, {model: {**part, "prompts": 12, "tokens": 48} for model, part in parts.items()})
+        return by_table.results_part()
+
+    swapped = told([lane(one, 0.7, 0.8), lane(other, 0.1, 0.2)])
+    assert f"{one} loses less than {other} on A (0.15 against 0.35), and more on B (0.75 against 0.15)." in swapped
+    rows = [row for row in swapped.splitlines() if row.startswith((f"| {one}", f"| {other}"))]
+    assert rows == [f"| {one} | 3.0 | 0.15 (0.1 to 0.2) | 0.75 (0.7 to 0.8) |", rows[1]] and "another" not in swapped
+    assert "Rankings" not in told([lane(one, 0.2, 0.8), lane(other, 0.1, 0.3)]), "their intervals overlap"
+    assert "Rankings" not in told([lane(one, 0.1, 0.2), lane(other, 0.7, 0.8)]), "the same order"

@@ -10,11 +10,11 @@ from kvq_core.analysis.causes import told_of
 from kvq_core.analysis.looks import with_layers
 from kvq_core.errors import StoreError
 from kvq_core.logs import log_error
-from kvq_core.pipeline.examples import packaged_store
 from kvq_core.record.fields import Record
 from kvq_core.record.subset import TOGETHER, adds_lanes, best, part_of, with_added
 from kvq_core.store.beside import added_to, take_back
 from kvq_core.store.sharing import may_open
+from kvq_core.store.shipped import find_run, packaged_store
 from kvq_core.store.store import Store
 
 
@@ -56,7 +56,7 @@ class RecordCache:
         if found is not None:
             self._store.keep_open(run_id)  # outside the lock: it may write
             return found
-        found = (packaged_store() if self.ships(run_id) else self._store).load(run_id)
+        found = find_run(run_id, self._store)
         self.put(*found)
         return found
 

@@ -226,11 +226,10 @@ def test_the_documents_show_the_shipped_boards():
     """tests/test_docs.py compares every generated part; this is what they show."""
     page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
     assert f"\n{markdown_table(shipped_boards())}\n" in page, "run: make readme"
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for row in claim_rows(shipped_boards()):
         mark = " **Flips with the model.**" if row.flips else ""
         verdicts = " | ".join(map(verdict_markdown, row.results))
-        assert f"| {row.claim.paper} | {row.claim.sentence}{mark} | {verdicts} |" in readme, row.claim.id
+        assert f"| {row.claim.paper} | {row.claim.sentence}{mark} | {verdicts} |" in page, row.claim.id
 
 
 def test_the_main_figure_is_the_criterion_the_means_fail_or_the_first(shipped):

@@ -1,5 +1,7 @@
 """Which models an instance offers, and what a comparison that names none runs on."""
 
+import sys
+
 import pytest
 
 from kvq_core.errors import ModelError
@@ -13,13 +15,13 @@ from ui.form.filling import from_preset
 from ui.form.setup_panel import possible
 
 NAMELESS = [name for name, each in presets().items() if "model" not in each.spec.model_fields_set]
-HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 @pytest.fixture
 def space(monkeypatch, tmp_path):
-    """A fresh Space: no home yet, and the bundled model's package is not installed."""
+    """A fresh Space: no home yet, the bundled model's package is not installed, and no index answers."""
     monkeypatch.setattr(bundled, "PACKAGE", "a_package_nobody_has")
+    monkeypatch.setattr(bundled, "_installer", lambda: [sys.executable, "-c", "raise SystemExit('no index answers.')"])
     monkeypatch.setenv("KVQ_HOME", str(tmp_path))
     monkeypatch.setenv("SPACE_ID", "somebody/kvq")
     monkeypatch.delenv("KVQ_MODELS", raising=False)
@@ -29,22 +31,21 @@ def default() -> str:
     return with_model(parse_spec({"prompt": "Hi"})).model
 
 
-def test_where_the_bundled_model_is_installed_it_comes_first():
+def test_the_bundled_model_comes_first_and_the_one_it_was_made_from_is_offered():
     assert available_models()[0].id == default() == DEFAULT_MODEL
-    assert HUB in dict(available_models())
+    assert bundled.MADE_FROM in dict(available_models())
 
 
-def test_without_its_package_the_model_it_was_made_from_takes_its_place(space):
-    assert available_models()[0].id == default() == HUB and DEFAULT_MODEL not in dict(available_models())
-    with pytest.raises(ModelError, match=f"not offered on this instance; available: {HUB}, "):
+def test_a_space_offers_the_same_and_says_in_one_line_where_no_index_has_it(space):
+    assert available_models()[0].id == default() == DEFAULT_MODEL
+    with pytest.raises(ModelError, match=f"no index answers. Install it .*{bundled.RELEASE}.*{bundled.MADE_FROM}"):
         load(DEFAULT_MODEL)
-    with pytest.raises(ModelError, match=f"not installed here. Choose the model it was made from, {HUB}"):
-        bundled.convert(bundled.folder())
+    assert not bundled.folder().exists() and not any((bundled.folder().parents[1] / "downloads").iterdir())
 
 
 @pytest.mark.parametrize("name", NAMELESS)
 def test_presets_fill_the_form_with_a_model_that_is_there(space, name):
-    assert HUB in from_preset(name) and DEFAULT_MODEL not in from_preset(name)
+    assert DEFAULT_MODEL in from_preset(name)
 
 
 def test_a_model_that_is_named_stays(space):
@@ -55,7 +56,7 @@ def test_a_model_that_is_named_stays(space):
 
 def test_a_preset_of_a_model_that_is_not_offered_is_not_offered(space, monkeypatch):
     assert possible(preset("first-look")) and not possible(preset("qwen-keys"))
-    monkeypatch.setenv("KVQ_MODELS", f"{HUB},{SECOND_MODEL}")
+    monkeypatch.setenv("KVQ_MODELS", f"{DEFAULT_MODEL},{SECOND_MODEL}")
     assert possible(preset("qwen-keys"))
     assert preset("qwen-keys").spec.model == SECOND_MODEL
 
@@ -77,7 +78,7 @@ def test_the_first_of_an_allow_list_is_the_default(space, monkeypatch):
         estimate(parse_spec({"prompt": "Hi"}))
 
 
-@pytest.mark.parametrize(("allowed", "only"), [("", HUB), ("some/model,another/model", "some/model")])
+@pytest.mark.parametrize(("allowed", "only"), [("", DEFAULT_MODEL), ("some/model,another/model", "some/model")])
 def test_zero_gpu_runs_one_model(space, monkeypatch, allowed, only):
     monkeypatch.setenv("KVQ_MODELS", allowed)
     monkeypatch.setenv("SPACES_ZERO_GPU", "true")

@@ -245,4 +245,5 @@ def test_the_projects_site_shows_three_runs_that_ship_and_fetches_nothing():
         assert len(page.encode()) < MOST_BYTES and not re.search(r"(src|href)=\"(?!data:)", page)
     for name, text in site().items():
         assert (SITE / name).read_text(encoding="utf-8") == text + "\n", f"{name}: make site writes it again"
-    assert len(PAGES) == 3 and "docs/site/index.html" in Path("README.md").read_text(encoding="utf-8").split("## ")[0]
+    first = Path("README.md").read_text(encoding="utf-8").split("## ")[0]
+    assert len(PAGES) == 3 and "/index.html)" in first and f"/{example_ids()['five-ideas']}-kld.html)" in first

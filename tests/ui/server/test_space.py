@@ -100,8 +100,8 @@ def fresh(monkeypatch, tmp_path):
     monkeypatch.delenv("KVQ_MODELS", raising=False)
 
 
-def test_its_models_are_those_it_offers_first(fresh):
-    assert FRONT["models"] == [available_models()[0].id]
+def test_it_offers_the_bundled_model_first_and_names_what_that_was_made_from(fresh):
+    assert available_models()[0].id == DEFAULT_MODEL and FRONT["models"] == [bundled.MADE_FROM]
 
 
 def test_a_fresh_space_opens_the_runs_that_ship(fresh):
@@ -114,8 +114,10 @@ def test_a_fresh_space_opens_the_runs_that_ship(fresh):
 
 
 @pytest.mark.slow
-def test_its_presets_are_those_whose_lanes_can_run_there(fresh, monkeypatch):
-    """The shipped codebooks are the bundled model's, and a Space trains none."""
+def test_all_presets_run_there_and_elsewhere_those_whose_lanes_can(fresh, monkeypatch):
+    """The shipped codebooks are the bundled model's, which a Space takes, too; a Space trains none."""
+    assert all(possible_here(preset.spec) for preset in presets().values())
+    monkeypatch.setenv("KVQ_MODELS", bundled.MADE_FROM)
     needing = {name for name, preset in presets().items() if any(lane.method == "commvq" for lane in preset.spec.lanes)}
     assert needing and {name for name, preset in presets().items() if not possible_here(preset.spec)} == needing
     setup = build_ui(Services(open_store(), None, None)).config["components"]
@@ -123,8 +125,6 @@ def test_its_presets_are_those_whose_lanes_can_run_there(fresh, monkeypatch):
         name for c in setup if c["props"].get("label") == "More presets" for _, name in c["props"]["choices"]
     }
     assert not needing & offered and "qaq-window" in offered and "preset-first-look" in offered
-    monkeypatch.setenv("KVQ_MODELS", DEFAULT_MODEL)
-    assert all(possible_here(preset.spec) for preset in presets().values()), "the bundled model has its codebooks"
 
 
 @pytest.mark.parametrize(

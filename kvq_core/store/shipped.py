@@ -1,0 +1,23 @@
+"""The runs that ship with the app, and how a run is found by its id: among these first, then in a store."""
+
+from pathlib import Path
+from typing import Any
+
+from kvq_core.record.fields import Record
+from kvq_core.store.store import Store, open_store
+
+RUNS = Path(__file__).resolve().parents[2] / "presets" / "runs"
+
+
+def packaged_store() -> Store:
+    """The store of the runs that ship with the app."""
+    return open_store(str(RUNS))
+
+
+def find_run(run_id: str, store: Store | None = None) -> tuple[Record, dict[str, Any]]:
+    """Return a run and its arrays: one that ships, else one of ``store``, or of KVQ_STORE where none is given.
+
+    Raises StoreError for an invalid or unknown id, and for a damaged run.
+    """
+    shipped = packaged_store()
+    return (shipped if shipped.exists(run_id) else store or open_store()).load(run_id)
