@@ -7,12 +7,12 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from kvq_core.analysis.replay import movement
-from kvq_core.pipeline.examples import packaged_store
+from kvq_core.pipeline.examples import example_ids
 from ui.export.embed import embed
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 
-RUN = packaged_store().list()[0].id
+RUN = example_ids()["five-ideas"]
 
 
 @pytest.mark.long("page", sample=1)

@@ -1,4 +1,4 @@
-"""What an empty page says first: the same chat and formats on two models, with and without the mean key subtracted."""
+"""What an empty page says first: the same question and formats on two models, with and without the mean key subtracted."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -71,7 +71,7 @@ def _card(records: tuple[Record, ...], papers: str | None) -> str:
     first, second = (record.id for record in records[:2])
     way = f'<a href="?run={safe(papers)}">The five papers</a>' if papers else ""
     return (
-        f'<section class="card two-models" aria-label="Two models"><p class="asked">One chat, the same formats, two '
+        f'<section class="card two-models" aria-label="Two models"><p class="asked">One question, the same formats, two '
         f'models</p><h2>{headline(rows, names)}</h2><p class="ask"><q>{safe(records[0].question)}</q></p>'
         '<label class="subtract"><input type="checkbox" id="subtract-mean"> Subtract the mean key before rounding '
         f"<small>{_cost(rows)}</small></label>"

@@ -65,7 +65,7 @@ def test_an_empty_page_and_a_link_of_a_run_have_their_answer_inside(server):
 
 @pytest.mark.slow
 def test_previews_of_a_runs_link_are_its_answer_and_its_card(server):
-    run = packaged_store().list()[0].id
+    run = shipped_ids()["five-ideas"]
     page = server(f"/?run={run}")[2].decode()
     tags = dict(re.findall(r'<meta (?:property|name)="((?:og|twitter):[a-z:]+)" content="([^"]*)"', page))
     assert (

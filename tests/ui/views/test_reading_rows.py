@@ -10,12 +10,12 @@ import pytest
 from kvq_core.analysis.replay import movement
 from kvq_core.pipeline.examples import packaged_store
 from ui.html.reading import reading_html
-from ui.panels.welcome import home
+from ui.panels.tour import shipped_ids
 from ui.selection import Selection
 from ui.views.attention import compute
 from ui.views.export import COLUMNS, view_csv, view_json, view_parquet
 
-SHIPPED = packaged_store().load(home()["run"])
+SHIPPED = packaged_store().load(shipped_ids()["five-ideas"])
 
 
 def selected() -> Selection:
