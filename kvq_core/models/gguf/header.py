@@ -52,11 +52,12 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Header:
-    """Keys and values of a GGUF file, and its tensors in the order they lie in."""
+    """Keys and values of a GGUF file, and its tensors in the order they lie in; ``keys_end``: where its keys end."""
 
     path: Path
     values: dict[str, Any]
     entries: tuple[TensorEntry, ...]
+    keys_end: int = 0
 
     @property
     def architecture(self) -> str:
@@ -99,7 +100,7 @@ def read_header(path: Path) -> Header:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             if data[:4] != b"GGUF":
                 raise _Damaged("it does not begin with the letters GGUF")
-            values, entries = _read(_Cursor(data))
+            values, entries, keys_end = _read(_Cursor(data))
     except (_Damaged, struct.error, UnicodeDecodeError, RecursionError, OverflowError, ValueError) as error:
         cut = isinstance(error, struct.error)
         reason = "it ends before its header does" if cut else " ".join(str(error).split())[:150]
@@ -112,7 +113,7 @@ def read_header(path: Path) -> Header:
             f"{_called(path)} is one of {count} parts of a model, and models in parts are not read. Merge them "
             "with llama.cpp's llama-gguf-split --merge, or pick a quantization in one file."
         )
-    return Header(path, values, entries)
+    return Header(path, values, entries, keys_end)
 
 
 def _called(path: Path) -> str:
@@ -160,7 +161,7 @@ class _Cursor:
         return count
 
 
-def _read(at: _Cursor) -> tuple[dict[str, Any], tuple[TensorEntry, ...]]:
+def _read(at: _Cursor) -> tuple[dict[str, Any], tuple[TensorEntry, ...], int]:
     version = at.number("I")
     if version not in _VERSIONS:
         raise _Damaged(f"its version is {version}, and versions {' and '.join(map(str, _VERSIONS))} are read")
@@ -171,7 +172,8 @@ def _read(at: _Cursor) -> tuple[dict[str, Any], tuple[TensorEntry, ...]]:
         if key in values:
             raise _Damaged(f"it gives {excerpt(key)} twice")
         values[key] = at.value(at.number("I"))
-    return values, tuple(_entries(at, tensors, values.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)))
+    keys_end = at.at
+    return values, tuple(_entries(at, tensors, values.get("general.alignment", GGUF_DEFAULT_ALIGNMENT))), keys_end
 
 
 def _entries(at: _Cursor, count: int, alignment: Any) -> Iterator[TensorEntry]:
