@@ -1,6 +1,5 @@
-"""A model's file changed in a few small tensors, so that engines may quantize its cache; the model stays the same.
+"""A model's file changed in a few small tensors, so that a format can hold its cache: docs/mend.md has the mathematics.
 
-Two edits, docs/mend.md has their mathematics: key biases of the RoPE pairs that hardly turn are left out, and scales
-are folded into the query and key projections. Imports models and methods, which compute, external, which runs
-llama.cpp, and studies for intervals. Start at ``mend``, then ``choose``; ``gguf_file`` and ``folder`` write.
+Imports models, methods and codecs, divergence, external, presets and spec for texts, and studies
+for intervals. Start at ``mend``, then ``choose`` and ``fold``; ``gguf_file`` and ``folder`` write.
 """

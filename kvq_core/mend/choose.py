@@ -14,8 +14,8 @@ from torch import Tensor
 from kvq_core.mend.edit import Edit
 from kvq_core.mend.fold import layers_of
 from kvq_core.mend.formats import CacheFormat
-from kvq_core.mend.passes import Reference
-from kvq_core.mend.weigh import EVEN, EXPONENTS, Costs, LayerErrors, bias_costs
+from kvq_core.mend.passes import ReferencePass
+from kvq_core.mend.weigh import EVEN, EXPONENTS, BiasCosts, LayerErrors, bias_costs
 from kvq_core.models import LoadedModel
 from kvq_core.models.pairs import Pairs
 
@@ -49,13 +49,13 @@ class Table:
     where that is less."""
 
     layer: int
-    costs: Costs
+    costs: BiasCosts
     plain: Tensor
     scaled: Tensor
     scales: list[Tensor]
 
     @classmethod
-    def of(cls, held: LayerErrors, costs: Costs, none: Edit, pairs: Pairs) -> "Table":
+    def of(cls, held: LayerErrors, costs: BiasCosts, none: Edit, pairs: Pairs) -> "Table":
         """Candidates that leave half a pair's bias are taken to err as the mean of those beside them."""
         plain, scaled, scales = [], [], list[Tensor]()
         for candidate in range(0, len(costs.variance), 2):
@@ -89,8 +89,8 @@ class Choosing:
 
     model: LoadedModel
     form: CacheFormat
-    short: list[Reference]
-    long: list[Reference]
+    short: list[ReferencePass]
+    long: list[ReferencePass]
     allow: float
     tell: Tell
     only: Literal["biases", "folded"] | None = None

@@ -19,16 +19,15 @@ from kvq_core.errors import ModelError, StoreError
 from kvq_core.machine import files
 from kvq_core.mend.tensors import TensorChange
 from kvq_core.models import identity
-from kvq_core.models.gguf.header import Header
+from kvq_core.models.gguf.header import MENDED, Header
 
-KEY = "kvq.mend."  # what the names of keys begin with that say what was done
 _CHUNK = 1 << 23
 _HEAD = 24  # bytes before the first key: magic, version, tensors, keys
 
 
 def said_by(header: Header) -> dict[str, Any] | None:
     """What a mended file says was done to it; None of any other."""
-    found = {key.removeprefix(KEY): value for key, value in header.values.items() if key.startswith(KEY)}
+    found = {key.removeprefix(MENDED): value for key, value in header.values.items() if key.startswith(MENDED)}
     if found:
         return {
             name: json.loads(value) if name in ("biases", "folded", "kld") else value for name, value in found.items()
@@ -68,7 +67,7 @@ def _write(
     target.write(struct.pack("<4sIQQ", magic, version, tensors, pairs + len(said)))
     target.write(source.read(header.keys_end - _HEAD))
     for key, value in said.items():
-        target.write(_pair(KEY + key, value))
+        target.write(_pair(MENDED + key, value))
     offset = 0
     for entry in header.entries:
         change = changes.get(entry.name)

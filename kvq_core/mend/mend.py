@@ -15,7 +15,7 @@ from kvq_core.mend.choose import Choosing, Chosen
 from kvq_core.mend.edit import Edit
 from kvq_core.mend.fold import layers_of, row_factors
 from kvq_core.mend.formats import CacheFormat
-from kvq_core.mend.passes import Reference
+from kvq_core.mend.passes import ReferencePass
 from kvq_core.mend.tensors import changes_of
 from kvq_core.mend.texts import SCORED, ids_of, one_of, read
 from kvq_core.models import LoadedModel, identity, load
@@ -158,11 +158,11 @@ def _choose(request: MendRequest, model: LoadedModel, tell: Tell) -> Chosen:
     short = []
     for number, each in enumerate(ids):
         tell("Reading prompts", number, len(ids) + 1)
-        short += Reference.of(model, each, [len(each)], SCORED)
+        short += ReferencePass.of(model, each, [len(each)], SCORED)
     tell("Reading prompts", len(ids), len(ids) + 1)
     whole = one_of(model, texts, request.context)
     lengths = sorted({max(2 * SCORED, request.context // part) for part in (4, 2, 1)})
-    long = Reference.of(model, whole, lengths, SCORED)
+    long = ReferencePass.of(model, whole, lengths, SCORED)
     return Choosing(model, request.form, short, long, request.allow, tell, request.only).choose()
 
 

@@ -97,7 +97,7 @@ def score(reference: Tensor, found: Tensor) -> Scored:
 
 
 @dataclass
-class Reference:
+class ReferencePass:
     """What a pass in full precision left of a text: keys and values (kv_heads, tokens, head_dim) of every layer, the
     queries (query_heads, scored, head_dim) of its last tokens, mean squares of all queries (query_heads, head_dim), and
     log-probabilities (scored, vocabulary)."""
@@ -111,7 +111,7 @@ class Reference:
     told: Tensor
 
     @classmethod
-    def of(cls, model: LoadedModel, ids: list[int], ends: list[int], scored: int) -> "list[Reference]":
+    def of(cls, model: LoadedModel, ids: list[int], ends: list[int], scored: int) -> "list[ReferencePass]":
         """Of the text's beginnings that end at ``ends``, from one pass over the longest."""
         keys, values, power = dict[int, Tensor](), dict[int, Tensor](), dict[int, Tensor]()
         asked: dict[int, list[Tensor]] = {}

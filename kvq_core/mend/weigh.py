@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvq_core.mend.edit import Edit
 from kvq_core.mend.formats import CacheFormat
-from kvq_core.mend.passes import Editing, Reference
+from kvq_core.mend.passes import Editing, ReferencePass
 from kvq_core.models import LoadedModel
 from kvq_core.models.pairs import Pairs
 
@@ -25,7 +25,7 @@ FURTHEST = 32.0  # times as large, or as small, as the mean of its head, that an
 
 
 @dataclass(frozen=True)
-class Costs:
+class BiasCosts:
     """Of one layer: pairs in the order they are left out, slowest first, and by how many of them (0, 1/2, 1, 3/2, ...)
     the variance that leaving them out adds to scores: (candidates, kv_heads)."""
 
@@ -41,7 +41,7 @@ class Costs:
         return pairs.spread(part)
 
 
-def attention(model: LoadedModel, reference: Reference, layer: int) -> Tensor:
+def attention(model: LoadedModel, reference: ReferencePass, layer: int) -> Tensor:
     """Weights (kv_heads, groups, scored, tokens) of the last queries."""
     how = model.scoring[layer]
     assert how is not None
@@ -53,11 +53,11 @@ def attention(model: LoadedModel, reference: Reference, layer: int) -> Tensor:
 
 def variance(weights: Tensor, error: Tensor) -> Tensor:
     """(kv_heads,): of errors of scores, under the weights, both (kv_heads, groups, scored, tokens)."""
-    mean = (weights * error).sum(-1)
-    return ((weights * error.square()).sum(-1) - mean.square()).clamp_min(0).mean((1, 2))
+    mean = (weights * error).sum(-1, keepdim=True)  # taken off before squaring: it may be a thousand times the rest
+    return (weights * (error - mean).square()).sum(-1).mean((1, 2))
 
 
-def bias_costs(model: LoadedModel, reference: Reference, layer: int, pairs: Pairs) -> Costs:
+def bias_costs(model: LoadedModel, reference: ReferencePass, layer: int, pairs: Pairs) -> BiasCosts:
     """What leaving out biases of the slowest pairs costs at the reference's length."""
     assert model.key_bias is not None
     tokens, how = len(reference.ids), Editing(model, len(reference.ids))
@@ -72,7 +72,7 @@ def bias_costs(model: LoadedModel, reference: Reference, layer: int, pairs: Pair
         found += [variance(weights, sofar + moved / 2), variance(weights, sofar.add_(moved))]
         if found[-1].min() > TOO_MUCH:
             break
-    return Costs(order, torch.stack(found))
+    return BiasCosts(order, torch.stack(found))
 
 
 @dataclass
@@ -80,7 +80,7 @@ class LayerErrors:
     """The errors a format makes of one layer's scores, on what reference passes hold."""
 
     model: LoadedModel
-    references: list[Reference]
+    references: list[ReferencePass]
     form: CacheFormat
     layer: int
 
@@ -91,7 +91,7 @@ class LayerErrors:
         """(kv_heads,): the variance of their errors, against the same edit unquantized."""
         return torch.stack([self._of(edit, *both) for both in zip(self.references, self._weights, strict=True)]).mean(0)
 
-    def _of(self, edit: Edit, reference: Reference, weights: Tensor) -> Tensor:
+    def _of(self, edit: Edit, reference: ReferencePass, weights: Tensor) -> Tensor:
         how = Editing(self.model, len(reference.ids), edit, self.form)
         plain = Editing(self.model, len(reference.ids), edit)
         keys = how.keys(self.layer, reference.keys[self.layer], 0)
@@ -119,7 +119,7 @@ class LayerErrors:
             found.append(pairs.spread(mean.clamp(-bound, bound)).exp())
         return found
 
-    def _key_power(self, edit: Edit, reference: Reference) -> Tensor:
+    def _key_power(self, edit: Edit, reference: ReferencePass) -> Tensor:
         bare = edit.without_fold()
         return (
             Editing(self.model, len(reference.ids), bare)

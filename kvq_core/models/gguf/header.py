@@ -20,6 +20,7 @@ from kvq_core.errors import ModelError, excerpt
 from kvq_core.models.gguf.hub import PART
 
 _VERSIONS = (2, 3)
+MENDED = "kvq.mend."  # what the names of keys begin with that say how a file was changed, see mend
 _FORMS = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -75,8 +76,19 @@ class Header:
         return sum(entry.numel for entry in self.entries)
 
     @property
+    def mended(self) -> str | None:
+        """What cache format and context the file was changed for; None of one that was not."""
+        form, context = (self.values.get(f"{MENDED}{name}") for name in ("format", "context"))
+        return f"mended for {form}, {context:,} tokens" if isinstance(context, int) else None
+
+    @property
     def mix(self) -> str:
-        """How the file holds its weights, such as ``Q4_K_M: Q5_0 133, F32 121, Q8_0 13``: its kind, tensors by type."""
+        """How the file holds its weights, such as ``Q4_K_M: Q5_0 133, F32 121, Q8_0 13``: kind, tensors by type, and
+        what it was mended for."""
+        return self._mix if self.mended is None else f"{self._mix}; {self.mended}"
+
+    @property
+    def _mix(self) -> str:
         counts = Counter(entry.kind.name for entry in self.entries).most_common()
         told = ", ".join(f"{name} {count}" for name, count in counts)
         try:

@@ -1,4 +1,4 @@
-"""What is chosen: constants in slow pairs are left out, those in fast pairs are not, and what does not help is not done."""
+"""What is chosen: constants in slow pairs are left out, those in fast pairs are not, and nothing that does not help."""
 
 from copy import deepcopy
 from functools import cache
@@ -13,7 +13,7 @@ from kvq_core.mend.choose import Choosing, Chosen
 from kvq_core.mend.edit import Edit
 from kvq_core.mend.fold import apply_to
 from kvq_core.mend.formats import CacheFormat
-from kvq_core.mend.passes import Reference, read_through, score
+from kvq_core.mend.passes import ReferencePass, read_through, score
 from kvq_core.mend.weigh import bias_costs
 from kvq_core.models import LoadedModel, wrap
 from kvq_core.models.pairs import Pairs
@@ -41,8 +41,8 @@ def twin(where: str) -> LoadedModel:
 
 @torch.no_grad()
 def chosen(model: LoadedModel, form: str = "q4_0", only: str | None = None, allow: float = 0.01) -> Chosen:
-    short = [Reference.of(model, prompt_ids(TOKENS, seed), [TOKENS], SCORED)[0] for seed in range(3)]
-    long = Reference.of(model, prompt_ids(320, 9), [160, 320], SCORED)
+    short = [ReferencePass.of(model, prompt_ids(TOKENS, seed), [TOKENS], SCORED)[0] for seed in range(3)]
+    long = ReferencePass.of(model, prompt_ids(320, 9), [160, 320], SCORED)
     return Choosing(model, CacheFormat.of(form), short, long, allow, lambda *told: None, only).choose()
 
 
@@ -102,7 +102,7 @@ def test_what_is_simulated_is_what_changed_weights_compute() -> None:
     assert kl_divergence(plain, told).max() < 1e-6
 
 
-def by_hand(model: LoadedModel, reference: Reference, pairs: Pairs, dropped: list[int]) -> Tensor:
+def by_hand(model: LoadedModel, reference: ReferencePass, pairs: Pairs, dropped: list[int]) -> Tensor:
     """The variance that leaving out pairs adds to scores of layer 0, head by head, in plain loops over queries."""
     bias = model.key_bias[0].clone()
     bias[:, [channel for channel in range(32) if int(pairs.of[channel]) not in dropped]] = 0
@@ -120,7 +120,7 @@ def by_hand(model: LoadedModel, reference: Reference, pairs: Pairs, dropped: lis
 @pytest.mark.slow
 def test_what_biases_cost_is_the_variance_of_what_they_add_to_scores() -> None:
     model = twin("slow")
-    [reference] = Reference.of(model, prompt_ids(TOKENS, 3), [TOKENS], SCORED)
+    [reference] = ReferencePass.of(model, prompt_ids(TOKENS, 3), [TOKENS], SCORED)
     pairs = Pairs.of_rope(model.rope(2), 0)
     costs = bias_costs(model, reference, 0, pairs)
     assert costs.order[:5] == [15, 14, 13, 12, 11]

@@ -91,6 +91,7 @@ def test_only_what_is_changed_changes(tmp_path: Path, kind: Kind) -> None:
     assert apart == {f"blk.{layer}.attn_{x}.{end}" for layer in (0, 1) for x in "qk" for end in ("weight", "bias")}
     new = read_header(tmp_path / "out.gguf")
     assert {key: value for key, value in new.values.items() if not key.startswith("kvq.")} == header.values
+    assert new.mix == f"{header.mix}; mended for q4_0/q4_0, 512 tokens"
     assert gguf_file.said_by(new) == SAID and gguf_file.said_by(header) is None
     with pytest.raises(ModelError, match="mended already, for q4_0/q4_0 and a context of 512"):
         gguf_file.check_plain(new)
