@@ -84,6 +84,8 @@ def _request(arguments: argparse.Namespace) -> Any:
         raise SpecError("Give MODEL and --for, such as mend model.gguf --for q4_0 --out mended.gguf; see mend --help.")
     if (arguments.out is None) is not arguments.in_place:
         raise SpecError("Give one of --out FILE and --in-place.")
+    if arguments.verify and arguments.in_place:
+        raise SpecError("--verify needs the original beside the mended file; give --out in place of --in-place.")
     if arguments.context < LEAST_CONTEXT:
         raise SpecError(f"--context {arguments.context} is too short; give {LEAST_CONTEXT} or more.")
     if not arguments.allow > 0:

@@ -106,7 +106,13 @@ def mend(request: MendRequest, tell: Tell) -> Mended:
         raise SpecError(
             f"--context {request.context:,} is beyond the {model.shape.context:,} tokens that {model.title} takes."
         )
-    checked = ids_of(model, read(request.check_prompts, "check"), min(MOST, request.context))
+    texts = read(request.check_prompts, "check")
+    if seen := set(texts) & set(read(request.prompts, "calibrate")):
+        number = 1 + min(map(texts.index, seen))
+        raise SpecError(
+            f"Prompt {number} to check on is one that edits are chosen on; give others with --check-prompts."
+        )
+    checked = ids_of(model, texts, min(MOST, request.context))
     if len(checked) < FEWEST:
         raise SpecError(f"{len(checked)} prompts to check on are too few for an interval; give {FEWEST} or more.")
     chosen = _choose(request, model, tell)
@@ -114,7 +120,7 @@ def mend(request: MendRequest, tell: Tell) -> Mended:
         blank = Measured()
         return Mended(request, chosen, blank, blank, "neither edit helps on the calibration prompts")
     short = check(model, chosen.edit, request.form, checked, SCORED, tell)
-    whole = one_of(model, read(request.check_prompts, "check"), request.context)
+    whole = one_of(model, texts, request.context)
     long = check(model, chosen.edit, request.form, [whole], SCORED, tell)
     found = Mended(request, chosen, short, long, why_not(request, chosen.edit, short, long), ids=checked)
     if found.why_not is None:

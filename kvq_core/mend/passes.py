@@ -5,7 +5,7 @@ part of their bias and are divided by s, queries multiplied with s. So a candida
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -44,10 +44,9 @@ class Editing:
     tokens: int
     edit: Edit | None = None
     form: CacheFormat | None = None
-    rope: Rope = field(init=False)
+    rope: Rope | None = None  # of so many tokens, where it is at hand
 
     def __post_init__(self) -> None:
-        self.rope = self.model.rope(self.tokens)
         self._rounding = None if self.form is None else self.form.rounding(self.model.ref)
 
     def keys(self, layer: int, keys: Tensor, start: int) -> Tensor:
@@ -62,6 +61,7 @@ class Editing:
     def turned(self, layer: int, constant: Tensor, start: int, tokens: int) -> Tensor:
         """A constant (kv_heads, head_dim) of keys before RoPE, at positions after it: (kv_heads, tokens, head_dim)."""
         alike = constant[None, :, None].expand(-1, -1, tokens, -1).contiguous()
+        self.rope = self.rope or self.model.rope(self.tokens)
         return self.rope.on([layer]).rotate(alike, start)[0]
 
     def queries(self, layer: int, queries: Tensor) -> Tensor:

@@ -34,8 +34,7 @@ def check_possible(form: CacheFormat, model: Path) -> None:
 def verify(found: Mended, tell: Tell) -> dict[str, Any]:
     """What the check measured, by the engine: against the original under an F32 cache."""
     request = found.request
-    if request.out is None or found.ids is None:
-        raise SpecError("--verify needs the original beside the mended file; give --out in place of --in-place.")
+    assert request.out is not None and found.ids is not None, "refused, or not written, before"
     types = Types.of(str(request.form))
     runs = [(request.model, REFERENCE), (request.model, types), (request.out, types), (request.out, REFERENCE)]
     every = []

@@ -85,6 +85,8 @@ class LayerErrors:
     layer: int
 
     def __post_init__(self) -> None:
+        lengths = {len(each.ids) for each in self.references}
+        self._ropes = {tokens: self.model.rope(tokens) for tokens in lengths}
         self._weights = [attention(self.model, each, self.layer) for each in self.references]
 
     def of(self, edit: Edit) -> Tensor:
@@ -92,8 +94,8 @@ class LayerErrors:
         return torch.stack([self._of(edit, *both) for both in zip(self.references, self._weights, strict=True)]).mean(0)
 
     def _of(self, edit: Edit, reference: ReferencePass, weights: Tensor) -> Tensor:
-        how = Editing(self.model, len(reference.ids), edit, self.form)
-        plain = Editing(self.model, len(reference.ids), edit)
+        tokens = len(reference.ids)
+        how, plain = (Editing(self.model, tokens, edit, form, self._ropes[tokens]) for form in (self.form, None))
         keys = how.keys(self.layer, reference.keys[self.layer], 0)
         stored, _ = how.stored(self.layer, keys, reference.values[self.layer])
         asked, exact = (x.queries(self.layer, reference.queries[self.layer]) for x in (how, plain))
@@ -120,10 +122,6 @@ class LayerErrors:
         return found
 
     def _key_power(self, edit: Edit, reference: ReferencePass) -> Tensor:
-        bare = edit.without_fold()
-        return (
-            Editing(self.model, len(reference.ids), bare)
-            .keys(self.layer, reference.keys[self.layer], 0)
-            .square()
-            .mean(-2)
-        )
+        tokens = len(reference.ids)
+        how = Editing(self.model, tokens, edit.without_fold(), None, self._ropes[tokens])
+        return how.keys(self.layer, reference.keys[self.layer], 0).square().mean(-2)

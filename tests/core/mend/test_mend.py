@@ -61,6 +61,9 @@ def test_a_file_is_mended_as_the_json_says(file: Path, capsys: pytest.CaptureFix
     assert "is mended already" in capsys.readouterr().err
     assert main(command(file, "--out", str(out))) == 2
     assert "exists" in capsys.readouterr().err
+    seen = command(file, "--out", str(file.parent / "other.gguf"))
+    assert main([*seen, "--check-prompts", seen[seen.index("--prompts") + 1]]) == 2
+    assert "Prompt 1 to check on is one that edits are chosen on" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -105,6 +108,7 @@ def test_no_file_where_the_interval_of_the_gain_holds_0() -> None:
         (["none.gguf", "--for", "q4_0", "--out", "x.gguf"], "is no .gguf file"),
         (["none.gguf", "--for", "q4_0"], "Give one of --out FILE and --in-place"),
         (["none.gguf", "--for", "kivi", "--out", "x"], "nothing to gain"),
+        (["none.gguf", "--for", "q4_0", "--in-place", "--verify"], "give --out in place of"),
         (["none.gguf", "--for", "q4_0", "--context", "8", "--out", "x"], "too short"),
         (["none.gguf", "--for", "q4_0", "--allow", "0", "--out", "x"], "--allow 0"),
         (["--undo", "none.gguf"], "was not changed in place"),
