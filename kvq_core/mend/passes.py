@@ -55,8 +55,8 @@ class Editing:
             return keys
         lost = None if self.model.key_bias is None else self.model.key_bias[layer] * (1 - self.edit.keep[layer])
         if lost is not None and lost.any():
-            keys = keys - self.turned(layer, lost, start, keys.shape[-2])
-        return keys / self.edit.scale[layer][:, None]
+            keys = keys - self.turned(layer, lost.to(keys.device), start, keys.shape[-2])
+        return keys / self.edit.scale[layer][:, None].to(keys.device)
 
     def turned(self, layer: int, constant: Tensor, start: int, tokens: int) -> Tensor:
         """A constant (kv_heads, head_dim) of keys before RoPE, at positions after it: (kv_heads, tokens, head_dim)."""
@@ -67,7 +67,7 @@ class Editing:
     def queries(self, layer: int, queries: Tensor) -> Tensor:
         """Queries (query_heads, n, head_dim), edited and rounded as the format's kernel rounds them."""
         if self.edit is not None and layer in self.model.shape.alike:
-            scale = self.edit.scale[layer]
+            scale = self.edit.scale[layer].to(queries.device)
             queries = queries * scale.repeat_interleave(len(queries) // len(scale), 0)[:, None]
         return queries if self._rounding is None else self._rounding(queries)
 
@@ -117,9 +117,9 @@ class ReferencePass:
         asked: dict[int, list[Tensor]] = {}
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
-            keys[layer], values[layer] = k[0].float(), v[0].float()
-            power[layer] = q[0].float().square().mean(-2)
-            asked[layer] = [q[0, :, end - scored : end].float().clone() for end in ends]
+            keys[layer], values[layer] = k[0].float().cpu(), v[0].float().cpu()
+            power[layer] = q[0].float().square().mean(-2).cpu()
+            asked[layer] = [q[0, :, end - scored : end].float().cpu().clone() for end in ends]
             return causal_attention(q, k, v, scoring)
 
         hidden = model.hidden(torch.tensor([ids[: max(ends)]]), 0, attend)
@@ -138,8 +138,8 @@ class ReferencePass:
         how = Editing(model, len(self.ids), edit, form)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
-            keys = torch.cat([self.keys[layer][:, :start], k[0].float()], 1)
-            values = torch.cat([self.values[layer][:, :start], v[0].float()], 1)
+            keys = torch.cat([self.keys[layer][:, :start].to(k.device), k[0].float()], 1)
+            values = torch.cat([self.values[layer][:, :start].to(v.device), v[0].float()], 1)
             keys, values = how.stored(layer, how.keys(layer, keys, 0), values)
             return causal_attention(how.queries(layer, q[0].float())[None], keys[None], values[None], scoring)
 
@@ -147,4 +147,4 @@ class ReferencePass:
 
 
 def _told(model: LoadedModel, hidden: Tensor) -> Tensor:
-    return torch.log_softmax(model.head(hidden)[0], -1)
+    return torch.log_softmax(model.head(hidden)[0], -1).cpu()
