@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks.measured import figures, table
 
 HEAD = (
-    "File | Cache | Context | Where | Original | Mended | Times less | Full precision | Flips of | Original | Mended | "
+    "File | Cache | Context | Where | Prompts | Original | Mended | Times less | Full precision | Flips of | Original | Mended | "
     "At the context | Times less | Full precision"
 )
 
@@ -55,4 +55,4 @@ def _figures(of: dict[str, Any]) -> tuple[str, ...]:
     kld, flips = of["kld"], of["flips"]
     both = (f"{kld[name]:.3g} ({kld[f'{name}_low']:.2g} to {kld[f'{name}_high']:.2g})" for name in ("before", "after"))
     ratio, full = f"{kld['before'] / kld['after']:.3g}", f"{of['full_precision_kld']:.2g}"
-    return (*both, ratio, full, f"{of['positions']}", f"{flips['before']}", f"{flips['after']}")
+    return (f"{of['prompts']}", *both, ratio, full, f"{of['positions']}", f"{flips['before']}", f"{flips['after']}")
