@@ -6,8 +6,8 @@ from typing import Any
 from benchmarks.measured import figures, table
 
 HEAD = (
-    "File | Cache | Context | Where | Prompts | Original | Mended | Times less | Full precision | Flips of | Original | "
-    "Mended | At the context | Times less | Full precision"
+    "File | Cache | Context | Where | Prompts | Original | Mended | Times less | Full precision | Flips of | "
+    "Original | Mended | At the context | Times less | Full precision"
 )
 
 
