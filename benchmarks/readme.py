@@ -24,6 +24,7 @@ from benchmarks.by_format import baselines_part, engine_part, formats_part
 from benchmarks.by_gpu import gpu_part, gpu_summary_part, ship
 from benchmarks.by_kernel import kernels_part, slow_part
 from benchmarks.by_lane import lane_costs, lanes_part, prefill_part
+from benchmarks.by_mend import mend_part
 from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, methods_part, names_part
 from benchmarks.by_page import newcomers_part, visits_part
 from benchmarks.by_policy import advice_part, policies_part
@@ -299,6 +300,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "verifiers": verifiers_part,
     "tasks": tasks_part,
     "models": models_part,
+    "mend": mend_part,
     "kernels": kernels_part,
     "slow-methods": slow_part,
     "gpu": gpu_part,

@@ -51,8 +51,9 @@ _TABLE = """
     decision: analysis errors events machine methods models pipeline record settings sizing spec studies
     advice: analysis complaints decision errors inspection methods models pipeline sizing spec store studies
     lm_eval: engine errors models spec
-    cli: advice analysis claims codebooks decision errors events external inspection machine methods models packed
-        pipeline presets record settings sizing spec store studies training
+    mend: codecs divergence errors external machine methods models presets spec studies
+    cli: advice analysis claims codebooks decision errors events external inspection machine mend methods models
+        packed pipeline presets record settings sizing spec store studies training
     __main__: cli
     __init__: advice errors inspection methods models packed pipeline record spec studies
     ui.html: analysis claims events frozen inspection record sizing

@@ -100,6 +100,7 @@ SURFACE = {
         "forced_tokens": "int = 0",
         "bytes_at": "int = 0",
         "published": "tuple[str, ...] = ()",
+        "quantization": "str | None = None",
     },
     "KvqError": _ERROR,
     "Lane": {

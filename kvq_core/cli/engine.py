@@ -195,6 +195,7 @@ def _data(arguments: argparse.Namespace, measured: list["EngineDamage"], logs: l
     from dataclasses import asdict
 
     from kvq_core.external.llama_cpp import version
+    from kvq_core.models.gguf.header import read_header
 
     def told(one: "EngineDamage") -> dict[str, Any]:
         return {
@@ -217,6 +218,7 @@ def _data(arguments: argparse.Namespace, measured: list["EngineDamage"], logs: l
             "engine": "llama.cpp",
             "package": f"xllamacpp {version()}",
             "file": arguments.gguf.name,
+            "mended": read_header(arguments.gguf).mended,
             "reference": told(reference),
             "floor": told(floor),
             "lanes": lanes,

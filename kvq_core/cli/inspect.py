@@ -92,7 +92,7 @@ def _print_fit(arguments: argparse.Namespace, fits: "Fit", unknown: str) -> None
 def describe(found: "Inspection") -> str:
     """All of it for a terminal: the sentence, facts, a line a layer, remedies, formats, what is published."""
     parts = [
-        [found.title, *facts_lines(found.facts)],
+        [found.title, *filter(None, [found.quantization]), *facts_lines(found.facts)],
         [found.sentence],
         columns([_HEADER, *(_layer(found.facts.layers[own.layer], own) for own in found.figures)])
         if found.figures

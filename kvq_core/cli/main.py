@@ -25,6 +25,7 @@ from kvq_core.cli import engine as engine_cli
 from kvq_core.cli import inspect as inspect_cli
 from kvq_core.cli import layers as layers_cli
 from kvq_core.cli import measure as measure_cli
+from kvq_core.cli import mend as mend_cli
 from kvq_core.cli import own as own_cli
 from kvq_core.cli import store as store_cli
 from kvq_core.cli import study as study_cli
@@ -64,6 +65,7 @@ EXAMPLES = {
     "layers": layers_cli.EXAMPLES,
     "advise": advise_cli.EXAMPLES,
     "engine": engine_cli.EXAMPLES,
+    "mend": mend_cli.EXAMPLES,
     "study": study_cli.EXAMPLES,
     "table": table_cli.EXAMPLES,
 }
@@ -150,6 +152,8 @@ def _parser() -> argparse.ArgumentParser:
     advise_cli.add_arguments(add("advise", summary, advise_cli.advise), _quiet)
     summary = "Run a GGUF file in the real llama.cpp under its cache types, against its own F32 cache."
     engine_cli.add_arguments(add("engine", summary, engine_cli.engine), _quiet)
+    summary = "Change a few small tensors of a model's file so that a quantized cache keeps its answers."
+    mend_cli.add_arguments(add("mend", summary, mend_cli.mend), _quiet)
     summary = "Run many prompts through the same lanes, with intervals over prompts."
     study = add("study", summary, study_cli.study)
     study_cli.add_arguments(study, _quiet)

@@ -164,6 +164,7 @@ class Look:
             tokens=TOKENS if figures else 0,
             forced_tokens=FORCED if with_remedies else 0,
             bytes_at=BYTES_AT,
+            quantization=model.quantization,
             published=known_of(model.id, model.title, facts.architecture),
         )
 

@@ -155,6 +155,7 @@ class Inspection(Frozen):
     forced_tokens: int = 0
     bytes_at: int = 0
     published: tuple[str, ...] = ()
+    quantization: str | None = None  # how a GGUF file holds the weights, and what it was mended for
 
 
 def spans(layers: Sequence[int]) -> str:

@@ -26,7 +26,7 @@ def convert(header: Header, target: Path, pre: str | None = None) -> Steps:
     numbers, a disk or a memory that cannot hold the model.
     """
     try:
-        model, entries = _planned(header)
+        model, entries = planned(header)
         _check_room(header, target)
         target.parent.mkdir(parents=True, exist_ok=True)
         files.sweep(target.parent, f".{target.name}-*")
@@ -46,7 +46,7 @@ def convert(header: Header, target: Path, pre: str | None = None) -> Steps:
         raise refusal(header, " ".join(str(error).split())[:200] or type(error).__name__) from None
 
 
-def _planned(header: Header) -> tuple[Any, dict[str, weights.TargetTensor]]:
+def planned(header: Header) -> tuple[Any, dict[str, weights.TargetTensor]]:
     """transformers' model, with shapes and no numbers, and the file's tensors by its names: everything about a file
     that can be judged before a weight is read."""
     from transformers import AutoModelForCausalLM

@@ -25,6 +25,7 @@ _VALUES = 10_000_000  # in all of its arrays; a vocabulary of 262,144 tokens and
 _TEXT = 16_000_000  # bytes of one
 _ENTRIES = 100_000  # keys, or tensors
 _DIMENSIONS = 8
+MENDED = "kvq.mend."  # what the names of keys begin with that say how a file was changed, see mend
 _FORMS = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -57,11 +58,12 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Header:
-    """Keys and values of a GGUF file, and its tensors in the order they lie in."""
+    """Keys and values of a GGUF file, and its tensors in the order they lie in; ``keys_end``: where its keys end."""
 
     path: Path
     values: dict[str, Any]
     entries: tuple[TensorEntry, ...]
+    keys_end: int = 0
 
     @property
     def architecture(self) -> str:
@@ -79,8 +81,19 @@ class Header:
         return sum(entry.numel for entry in self.entries)
 
     @property
+    def mended(self) -> str | None:
+        """What cache format and context the file was changed for; None of one that was not."""
+        form, context = (self.values.get(f"{MENDED}{name}") for name in ("format", "context"))
+        return f"mended for {form}, {context:,} tokens" if isinstance(context, int) else None
+
+    @property
     def mix(self) -> str:
-        """How the file holds its weights, such as ``Q4_K_M: Q5_0 133, F32 121, Q8_0 13``: its kind, tensors by type."""
+        """How the file holds its weights, such as ``Q4_K_M: Q5_0 133, F32 121, Q8_0 13``: kind, tensors by type, and
+        what it was mended for."""
+        return self._mix if self.mended is None else f"{self._mix}; {self.mended}"
+
+    @property
+    def _mix(self) -> str:
         counts = Counter(entry.kind.name for entry in self.entries).most_common()
         told = ", ".join(f"{name} {count}" for name, count in counts)
         try:
@@ -104,7 +117,7 @@ def read_header(path: Path) -> Header:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             if data[:4] != b"GGUF":
                 raise _Damaged("it does not begin with the letters GGUF")
-            values, entries = _read(_Cursor(data))
+            values, entries, keys_end = _read(_Cursor(data))
     except (_Damaged, struct.error, UnicodeDecodeError, RecursionError, OverflowError, ValueError) as error:
         cut = isinstance(error, struct.error)
         reason = "it ends before its header does" if cut else " ".join(str(error).split())[:150]
@@ -117,7 +130,7 @@ def read_header(path: Path) -> Header:
             f"{_called(path)} is one of {count} parts of a model, and models in parts are not read. Merge them "
             "with llama.cpp's llama-gguf-split --merge, or pick a quantization in one file."
         )
-    return Header(path, values, entries)
+    return Header(path, values, entries, keys_end)
 
 
 def _called(path: Path) -> str:
@@ -170,7 +183,7 @@ class _Cursor:
         return count
 
 
-def _read(at: _Cursor) -> tuple[dict[str, Any], tuple[TensorEntry, ...]]:
+def _read(at: _Cursor) -> tuple[dict[str, Any], tuple[TensorEntry, ...], int]:
     version = at.number("I")
     if version not in _VERSIONS:
         raise _Damaged(f"its version is {version}, and versions {' and '.join(map(str, _VERSIONS))} are read")
@@ -183,7 +196,8 @@ def _read(at: _Cursor) -> tuple[dict[str, Any], tuple[TensorEntry, ...]]:
         if key in values:
             raise _Damaged(f"it gives {excerpt(key)} twice")
         values[key] = at.value(at.number("I"))
-    return values, tuple(_entries(at, tensors, values.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)))
+    keys_end = at.at
+    return values, tuple(_entries(at, tensors, values.get("general.alignment", GGUF_DEFAULT_ALIGNMENT))), keys_end
 
 
 def _entries(at: _Cursor, count: int, alignment: Any) -> Iterator[TensorEntry]:

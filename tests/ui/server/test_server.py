@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from kvq_core.pipeline.examples import packaged_store
 from kvq_core.settings import settings
 from ui.panels.tour import shipped_ids
 from ui.server.guard import PROJECT

@@ -1,0 +1,58 @@
+"""What mending files gains, of what benchmarks/mend.py wrote, as docs/mend.md has it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.measured import figures, table
+
+HEAD = (
+    "File | Cache | Context | Where | Prompts | Original | Mended | Times less | Full precision | Flips of | "
+    "Original | Mended | At the context | Times less | Full precision"
+)
+
+
+def mend_part() -> str:
+    """A row for every file, format and context, here and in llama.cpp."""
+    found = figures("mend") or {}
+    rows = [row for told in found.values() for row in _rows(told)]
+    if not rows:
+        return "Nothing was measured yet: `python benchmarks/mend.py` does."
+    said = [
+        f"`{told['file']}` for {told['format']} at {told['context']:,} tokens: {_changed(told)}"
+        for told in found.values()
+    ]
+    return "\n".join([table(HEAD, *rows), "", *(f"- {each}" for each in said)])
+
+
+def _changed(told: dict[str, Any]) -> str:
+    if not told["written"]:
+        return f"no file was written: {told['why_not']}."
+    pairs = sum(len(each["pairs"]) + len(each.get("half", [])) for each in told["biases"])
+    gains = [each["gain"] for each in told["folded"]]
+    best = f", at best {max(gains):.3g} times less variance of score errors in a layer" if gains else ""
+    return (
+        f"biases of {pairs} pairs left out in {len(told['biases'])} heads, scales folded in {len(gains)} layers{best}; "
+        f"{told['changed_bytes']:,} bytes are other ones."
+    )
+
+
+def _rows(told: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    if told["kld"] is None:
+        return
+    far = told["at_context"]
+    at = (
+        f"{far['kld']['before']:.3g} to {far['kld']['after']:.3g}",
+        f"{far['kld']['before'] / far['kld']['after']:.3g}",
+        f"{far['full_precision_kld']:.2g}",
+    )
+    yield (told["file"], told["format"], f"{told['context']:,}", "here", *_figures(told), *at)
+    if "engine" in told:
+        own = told["engine"]
+        yield (told["file"], told["format"], f"{told['context']:,}", "llama.cpp", *_figures(own), "", "", "")
+
+
+def _figures(of: dict[str, Any]) -> tuple[str, ...]:
+    kld, flips = of["kld"], of["flips"]
+    both = (f"{kld[name]:.3g} ({kld[f'{name}_low']:.2g} to {kld[f'{name}_high']:.2g})" for name in ("before", "after"))
+    ratio, full = f"{kld['before'] / kld['after']:.3g}", f"{of['full_precision_kld']:.2g}"
+    return (f"{of['prompts']}", *both, ratio, full, f"{of['positions']}", f"{flips['before']}", f"{flips['after']}")

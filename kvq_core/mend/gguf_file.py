@@ -1,0 +1,204 @@
+"""A mended GGUF file: all of the old one copied, but for the tensors that change and what is said of it.
+
+Written aside and renamed, so that whoever is killed leaves the whole file or none. In place, the old bytes are kept
+beside the file first, from which ``undo`` restores it whatever happened meanwhile.
+"""
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from gguf import GGUFValueType
+
+from kvq_core.errors import ModelError, StoreError
+from kvq_core.machine import files
+from kvq_core.mend.tensors import TensorChange
+from kvq_core.models import identity
+from kvq_core.models.gguf.header import MENDED, Header
+
+_CHUNK = 1 << 23
+_HEAD = 24  # bytes before the first key: magic, version, tensors, keys
+
+
+def said_by(header: Header) -> dict[str, Any] | None:
+    """What a mended file says was done to it; None of any other."""
+    found = {key.removeprefix(MENDED): value for key, value in header.values.items() if key.startswith(MENDED)}
+    if found:
+        return {
+            name: json.loads(value) if name in ("biases", "folded", "kld") else value for name, value in found.items()
+        }
+    undo = _read_undo(backup_of(header.path))
+    return None if undo is None else undo[0]["said"]
+
+
+def check_target(out: Path, size: int) -> None:
+    """Raises StoreError where a file of that size cannot be written, or lies there already."""
+    if out.exists():
+        raise StoreError(f"{out} exists; give another name with --out, or remove it.")
+    if not out.parent.is_dir():
+        raise StoreError(f"{out.parent} is no folder; give --out a name in one that is there.")
+    if (free := shutil.disk_usage(out.parent).free) < size:
+        raise StoreError(
+            f"{out} takes {size / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free; make room, or write elsewhere."
+        )
+
+
+def write_copy(header: Header, changes: Sequence[TensorChange], out: Path, said: Mapping[str, Any]) -> None:
+    """The file with these tensors changed at ``out``. Raises StoreError where it cannot be written."""
+    check_target(out, header.path.stat().st_size + sum(len(c.data) for c in changes if c.retyped))
+    try:
+        with files.aside(out) as new, new.open("wb") as target, header.path.open("rb") as source:
+            _write(header, {change.entry.name: change for change in changes}, said, source, target)
+    except OSError as error:
+        raise StoreError(f"{out} cannot be written: {error.strerror}.") from None
+
+
+def _write(
+    header: Header, changes: Mapping[str, TensorChange], said: Mapping[str, Any], source: IO[bytes], target: IO[bytes]
+) -> None:
+    alignment = int(header.values.get("general.alignment", 32))
+    head = source.read(_HEAD)
+    magic, version, tensors, pairs = struct.unpack("<4sIQQ", head)
+    target.write(struct.pack("<4sIQQ", magic, version, tensors, pairs + len(said)))
+    target.write(source.read(header.keys_end - _HEAD))
+    for key, value in said.items():
+        target.write(_pair(MENDED + key, value))
+    offset = 0
+    for entry in header.entries:
+        change = changes.get(entry.name)
+        name, kind = entry.name.encode(), entry.kind if change is None else change.kind
+        shape = entry.shape[::-1]
+        target.write(struct.pack("<Q", len(name)) + name + struct.pack(f"<I{len(shape)}Q", len(shape), *shape))
+        target.write(struct.pack("<IQ", kind, offset))
+        offset += _padded(entry.size if change is None else len(change.data), alignment)
+    for entry in header.entries:
+        target.write(bytes(-target.tell() % alignment))
+        if entry.name in changes:
+            target.write(changes[entry.name].data)
+        else:
+            source.seek(entry.start)
+            _copy(source, target, entry.size)
+    target.write(bytes(-target.tell() % alignment))
+
+
+def _pair(key: str, value: Any) -> bytes:
+    name = key.encode()
+    told = struct.pack("<Q", len(name)) + name
+    if isinstance(value, int):
+        return told + struct.pack("<II", GGUFValueType.UINT32, value)
+    text = (value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))).encode()
+    return told + struct.pack("<IQ", GGUFValueType.STRING, len(text)) + text
+
+
+def _copy(source: IO[bytes], target: IO[bytes], size: int) -> None:
+    while size:
+        data = source.read(min(size, _CHUNK))
+        if not data:
+            raise OSError(0, "the file was cut off while it was copied")
+        target.write(data)
+        size -= len(data)
+
+
+def _padded(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
+
+
+def backup_of(path: Path) -> Path:
+    """Where the old bytes of a file that is changed in place are kept."""
+    return path.with_name(f"{path.name}.mend-undo")
+
+
+def write_in_place(header: Header, changes: Sequence[TensorChange], said: Mapping[str, Any]) -> Path:
+    """Change the file itself, after its old bytes are kept; returns where. Raises StoreError where that cannot be."""
+    path, kept = header.path, backup_of(header.path)
+    if kept.exists():
+        raise StoreError(f"{kept} exists: {path.name} was changed in place before; run mend --undo {path} first.")
+    if wider := next((change for change in changes if change.retyped), None):
+        raise StoreError(
+            f"{path.name}: {wider.entry.name} has to become F16 to hold its scales, and in place there is no room; "
+            "give --out."
+        )
+    spans = [span for change in changes for span in _differing(path, change)]
+    told: dict[str, Any] = {"file": path.name, "sha256": identity.sha256_of(path), "said": dict(said)}
+    told["spans"] = [(start, len(old)) for start, old, _ in spans]
+    head = json.dumps(told).encode()
+    if not files.keep_bytes(kept, struct.pack("<Q", len(head)) + head + b"".join(old for _, old, _ in spans)):
+        raise StoreError(f"{kept} cannot be written, and without it nothing is changed in place; give --out.")
+    _put(path, [(start, new) for start, _, new in spans])
+    return kept
+
+
+def undo(path: Path) -> str:
+    """Restore a file that was changed in place, or in part; returns its sha256. Raises StoreError."""
+    kept = backup_of(path)
+    if not kept.exists():
+        raise StoreError(f"{kept} is not there: {path.name} was not changed in place, or the backup was moved.")
+    if (found := _read_undo(kept)) is None:
+        raise StoreError(f"{kept} is damaged: {path.name} cannot be restored from it; nothing was changed.")
+    told, data = found
+    held, at = list[tuple[int, bytes]](), 0
+    for start, size in told["spans"]:
+        held.append((start, data[at : at + size]))
+        at += size
+    _put(path, held)
+    digest = identity.sha256_of(path)
+    if digest != told["sha256"]:
+        raise StoreError(
+            f"{path} has the sha256 {digest}, not {told['sha256']}: something else changed it; {kept} stays."
+        )
+    kept.unlink()
+    return digest
+
+
+def _read_undo(kept: Path) -> tuple[dict[str, Any], bytes] | None:
+    data = files.read_bytes(kept)
+    if data is None:
+        return None
+    [size] = struct.unpack_from("<Q", data)
+    return json.loads(data[8 : 8 + size]), data[8 + size :]
+
+
+def _differing(path: Path, change: TensorChange) -> list[tuple[int, bytes, bytes]]:
+    """Where a tensor's bytes differ: start, old and new, of the smallest stretch that has all of it."""
+    entry = change.entry
+    with path.open("rb") as file:
+        file.seek(entry.start)
+        old = file.read(entry.size)
+    apart = [at for at in range(0, entry.size, 4096) if old[at : at + 4096] != change.data[at : at + 4096]]
+    return [(entry.start + at, old[at : at + 4096], change.data[at : at + 4096]) for at in apart]
+
+
+def changed_bytes(path: Path, change: TensorChange) -> int:
+    """How many bytes of a tensor are other ones; all of one whose type changes."""
+    if change.retyped:
+        return len(change.data)
+    old = np.fromfile(path, np.uint8, change.entry.size, offset=change.entry.start)
+    return int((old != np.frombuffer(change.data, np.uint8)).sum())
+
+
+def _put(path: Path, spans: Sequence[tuple[int, bytes]]) -> None:
+    try:
+        handle = os.open(path, os.O_RDWR)
+        try:
+            for start, data in spans:
+                os.pwrite(handle, data, start)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror}. What it was: mend --undo {path}.") from None
+
+
+def check_plain(header: Header) -> None:
+    """Raises ModelError for a file that is mended already."""
+    if (said := said_by(header)) is not None:
+        made = f"for {said['format']} and a context of {said['context']:,}; give the file it was made from"
+        raise ModelError(
+            f"{header.path.name} is mended already, {made} (sha256 {str(said['source'])[:16]}...), or run mend --undo "
+            "where it was changed in place."
+        )

@@ -1,0 +1,46 @@
+"""The pairs of channels that RoPE turns together, and how fast it turns them, read off the rotation itself."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvq_core.models.rope import Rope
+
+_LEAST = 1e-12  # of a rotation's matrix at position 1, beside which an entry is rounding
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of a head of one layer. ``of`` (head_dim,): the pair of each channel; ``theta`` (pairs,): the angle it
+    turns by from one position to the next, 0 of a channel that is not turned, which is a pair of its own."""
+
+    of: Tensor
+    theta: Tensor
+
+    @classmethod
+    def of_rope(cls, rope: Rope, layer: int) -> "Pairs":
+        """Of a model's layer; ``rope`` as the model has it for two positions or more."""
+        dim = rope.norm.shape[-1]
+        if not rope.rotates(layer):
+            return cls(torch.arange(dim), torch.zeros(dim))
+        turn = rope.table_of(layer).matrices(1, 1, rope.cos.device)[0][0].double().cpu()
+        turned = (turn - torch.diag(turn.diagonal())).abs()
+        other = torch.where(turned.amax(1) > _LEAST, turned.argmax(1), torch.arange(dim))
+        _, of = torch.minimum(torch.arange(dim), other).unique(return_inverse=True)
+        angle = torch.atan2(turned.amax(1), turn.diagonal())
+        theta = torch.zeros(int(of.max()) + 1, dtype=torch.float64)
+        theta[of] = torch.where(other == torch.arange(dim), torch.zeros_like(angle), angle)
+        return cls(of, theta.float())
+
+    def sums(self, x: Tensor) -> Tensor:
+        """The sum over each pair's channels: x (..., head_dim) -> (..., pairs)."""
+        return x.new_zeros(*x.shape[:-1], len(self.theta)).index_add_(-1, self.of.to(x.device), x)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """What each pair has, at each of its channels: x (..., pairs) -> (..., head_dim)."""
+        return x[..., self.of.to(x.device)]
+
+    def members(self, pair: int) -> list[int]:
+        """The channels of a pair."""
+        return (self.of == pair).nonzero().flatten().tolist()
