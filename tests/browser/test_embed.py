@@ -7,7 +7,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from kvq_core.analysis.replay import movement
-from kvq_core.pipeline.examples import example_ids
+from kvq_core.pipeline.examples import example_ids, packaged_store
 from ui.export.embed import embed
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]

@@ -32,7 +32,7 @@ def test_an_empty_page_answers_with_the_run_that_ships(quick, browser):
 @pytest.mark.long("journey", sample=1)
 @pytest.mark.parametrize(
     ("width", "name", "look"),
-    [(1280, "five-ideas", ""), (390, "keys-or-values", ""), (390, "", ""), (1280, "keys-or-values", "&view=damage")],
+    [(1280, "first-sight", ""), (390, "keys-or-values", ""), (390, "", ""), (1280, "keys-or-values", "&view=damage")],
 )
 def test_the_answer_is_there_before_any_script_and_stays_where_it_is(quick, browser, width, name, look):
     """Of an empty page, and of a run's link."""
@@ -63,8 +63,13 @@ def places(page, which: str) -> list[float]:
 
 def read(page) -> None:
     told = answer(RECORD, ARRAYS)
-    assert told.sentence.split(" of the bytes")[0] in page.locator("#answer h1").inner_text().replace("\xa0", " ")
+    assert told.sentence.split(" of the fp16")[0] in page.locator("#answer h1").inner_text().replace("\xa0", " ")
     assert told.facts[0] in page.locator("#answer").inner_text() and "instead of" in told.facts[0]
+    two = page.locator("#answer .two-models")
+    assert "ruins it on Qwen2.5-Coder" in two.locator("h2").inner_text() and "The five papers" in two.inner_text()
+    plain = two.locator("tbody tr").nth(3).inner_text()
+    two.locator("#subtract-mean").check()
+    assert two.locator("tbody tr").nth(3).inner_text() != plain, "the same format, its mean key subtracted"
     assert page.locator("#answer .point").count() == len(RECORD.lanes)
     page.wait_for_selector(VIEWS["Verdicts"])
     assert page.evaluate("location.search") == "" and page.locator("#legend .lane-switch").count() == len(RECORD.lanes)

@@ -11,16 +11,15 @@ import pytest
 from PIL import Image
 
 from kvq_core.analysis.replay import movement
-from kvq_core.pipeline.examples import packaged_store
+from kvq_core.pipeline.examples import example_ids, packaged_store
 from tests.browser.pages import open_view
 from tests.browser.test_span import opened as opened_along
 from tests.browser.test_span import serious
 from ui.html.reading import reading_data
-from ui.panels.welcome import home
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
-RECORD, ARRAYS = packaged_store().load(home()["run"])
+RECORD, ARRAYS = packaged_store().load(example_ids()["five-ideas"])
 LAYER, HEAD = RECORD.capture.layers[0], RECORD.capture.heads[1]
 STEP = RECORD.capture.attention_steps[5]
 READY = "document.querySelector('.reading-said')?.textContent"

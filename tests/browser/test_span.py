@@ -20,11 +20,10 @@ from ui.html.along_data import along_data, as_json
 from ui.html.numbers import percent, plural, significant
 from ui.html.scripts import part
 from ui.html.verdict import near_ties
-from ui.panels.welcome import home
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
-SHIPPED = packaged_store().load(home()["run"])
+SHIPPED = packaged_store().load(example_ids()["five-ideas"])
 CODE = example_ids()["qwen-keys"]  # with acceptances
 COMPUTED = f"""([json, spans]) => {{ {part("numbers")} {part("interval")} {part("span")}
     const run = readAlong(json);

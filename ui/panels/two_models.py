@@ -1,4 +1,4 @@
-"""What an empty page says first: the same question and formats on two models, with and without the mean key subtracted."""
+"""What an empty page says first: one question and its formats on two models, with and without the mean key."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -71,8 +71,8 @@ def _card(records: tuple[Record, ...], papers: str | None) -> str:
     first, second = (record.id for record in records[:2])
     way = f'<a href="?run={safe(papers)}">The five papers</a>' if papers else ""
     return (
-        f'<section class="card two-models" aria-label="Two models"><p class="asked">One question, the same formats, two '
-        f'models</p><h2>{headline(rows, names)}</h2><p class="ask"><q>{safe(records[0].question)}</q></p>'
+        '<section class="card two-models" aria-label="Two models"><p class="asked">One question, the same formats, '
+        f'two models</p><h2>{headline(rows, names)}</h2><p class="ask"><q>{safe(_question(records[0]))}</q></p>'
         '<label class="subtract"><input type="checkbox" id="subtract-mean"> Subtract the mean key before rounding '
         f"<small>{_cost(rows)}</small></label>"
         '<div class="scroll"><table class="plain"><thead><tr><th scope="col">Format</th>'
@@ -80,6 +80,11 @@ def _card(records: tuple[Record, ...], papers: str | None) -> str:
         f'<p class="ways"><a href="?run={safe(first)}&amp;vs={safe(second)}">Both runs side by side</a>{way}'
         '<a href="?learn=1">Take the tour</a></p></section>'
     )
+
+
+def _question(record: Record) -> str:
+    """What is asked, without the notes before it."""
+    return record.question.strip().splitlines()[-1]
 
 
 def headline(rows: list[FormatRow], names: list[str]) -> str:

@@ -45,7 +45,7 @@ def test_the_runs_that_ship_have_deployed_formats_first_on_both_models():
     assert [found.label.split()[0] for found in rows][:3] == ["llama.cpp"] * 3 and sum(
         bool(r.centred) for r in rows
     ) == 2
-    one = next(found for found in rows if found.label == "llama.cpp q4_1")
+    one = next(found for found in rows if found.label == "llama.cpp q4_0")
     assert one.plain[0].metrics.kld_mean < KEPT and "Biscuit" in one.plain[0].text
     assert one.plain[1].metrics.kld_mean > 1 and "Biscuit" not in one.plain[1].text
     assert one.centred[1].metrics.kld_mean < KEPT and "Biscuit" in one.centred[1].text
