@@ -145,7 +145,7 @@ def test_a_word_is_explained_for_pointer_and_focus(seen):
     page.keyboard.press("Escape")
     page.wait_for_selector("#meaning", state="hidden")
     page.wait_for_selector(VIEWS["Verdicts"])  # what is drawn under the pointer takes its word away
-    page.locator("#answer [data-term=bytes]").hover()
+    page.locator("#answer .tradeoff [data-term=bytes]").hover()
     page.wait_for_function("said => document.querySelector('#meaning').innerText === said", arg=MEANINGS["bytes"])
 
 

@@ -242,8 +242,8 @@
       staged.textContent = parts ? `${parts} { display: flex !important; }` : "";
       document.body.dataset.stage = text;
       // A form that somebody is in stays open when a run ends; otherwise the run is what is read now.
-      if (text === "form") writeForm(true);
       if (text === "results") land();
+      if (text === "form") writeForm(true);
       else if (text === "results" && ran && !document.activeElement?.matches("#left :is(textarea, input, select, .methods *)")) writeForm(false);
       if (ran && text === "results" && focus === "cancel") focus = "answer-said";
       ran = text === "answers";
