@@ -45,7 +45,7 @@ COLUMNS = {
     "value_bits": "float64",
     "cache_bytes": "int64",
     "weights_bytes": "int64",  # of the model's file; null where they are not known
-    "kv_ratio": "float64",
+    "kv_ratio": "float64",  # of an fp16 cache, with what the method keeps in host memory
     "storage_floor": "float64",  # mean KLD of an fp16 cache, nats; against another file's logits: of the weights
     "kernel_floor": "float64",  # of another kernel
     "correct": "bool",  # of a task: whether the lane's own text is right
@@ -85,7 +85,8 @@ def rows_of(cell: Cell, record: Record, arrays: Arrays) -> list[Row]:
 def _lane(cell: Cell, at: int, lane: LaneRecord, arrays: Arrays) -> Row:
     row: Row = {"lane": lane.label, "at": at, "error": lane.error}
     if lane.memory is not None:
-        row |= {name: getattr(lane.memory, name) for name in ("key_bits", "value_bits", "kv_ratio")}
+        row |= {"key_bits": lane.memory.key_bits, "value_bits": lane.memory.value_bits}
+        row["kv_ratio"] = lane.memory.held_ratio
         row["cache_bytes"] = sum(lane.memory.bytes_by_part.values())
     if (through := array(arrays, f"lane/{at}/prompt_kld")) is not None:
         row |= {"prompt_at": array(arrays, "prompt/positions"), "prompt_kld": through}
