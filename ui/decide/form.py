@@ -223,10 +223,12 @@ def estimate_html(held: DecideForm, mine: Any, results: Results) -> str:
 
 def form_of(values: Any) -> DecideForm:
     """The form's values in the order of ``DecidePanel.fields``; what a browser sends may be anything."""
-    source, way, text, file, skip, suite, n, seed, lengths, depths, *rest = values
+    source, way, text, file, skip, suite, n, seed, lengths, depths, last, *rest = values
     model, study, of_model, room, size, context, batch, tolerance, engine, layers, weights = rest
     texts = [str(value or "") for value in (text, file, lengths, depths)]
-    prompts = PromptsForm(str(way), texts[0], texts[1], bool(skip), str(suite), n, seed, texts[2], texts[3])
+    prompts = PromptsForm(
+        str(way), texts[0], texts[1], bool(skip), str(suite), n, seed, texts[2], texts[3], str(last or "")
+    )
     return DecideForm(
         source=str(source),
         prompts=prompts,

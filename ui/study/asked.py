@@ -28,7 +28,8 @@ _ROWS = re.compile(r"\s*(\[\s*)?\{")  # one a line, or a list
 @dataclass(frozen=True)
 class Form:
     """The values of the form in the order of its widgets. ``file``: what js/study.js tells of a file that was picked,
-    {"name", "data" in base 64}; anybody's text."""
+    {"name", "data" in base 64}; anybody's text. ``last``: what a last message of the assistant is, "" where rows
+    say so."""
 
     way: str = PASTE
     text: str = ""
@@ -39,6 +40,7 @@ class Form:
     seed: float | None = 0
     lengths: str = ""
     depths: str = ""
+    last: str = ""
     models: tuple[str, ...] = ()
     lanes: str = OF_COMPARE
     new_tokens: float | None = 64
@@ -65,7 +67,7 @@ def study_of(form: Form, compare_lanes: list[LaneForm]) -> StudyRequest:
         return StudyRequest(spec)
     name, data = _given(form)
     check_study_bytes(len(data))
-    return _with_file(shared, name, data, form.skip)
+    return _with_file(shared, name, data, {"skip_broken": bool(form.skip), "last": form.last or None})
 
 
 def _given(form: Form) -> tuple[str, bytes]:
@@ -90,13 +92,13 @@ def _sent(raw: str) -> tuple[str, bytes]:
         raise SpecError("The file could not be read; choose it again.") from None
 
 
-def _with_file(shared: dict[str, Any], name: str, data: bytes, skip: bool) -> StudyRequest:
+def _with_file(shared: dict[str, Any], name: str, data: bytes, more: dict[str, Any]) -> StudyRequest:
     """Read as the command line reads a file, from a folder that is gone afterwards."""
     with TemporaryDirectory(prefix=PROMPTS) as folder:
         called = re.sub(r"[^\w.()+ -]", "_", Path(name).name)[-100:]
         path = Path(folder) / (called if called.strip(".") else "prompts")
         path.write_bytes(data)
-        spec = parse_study({**shared, "prompts": {"file": str(path), "skip_broken": bool(skip)}})
+        spec = parse_study({**shared, "prompts": {"file": str(path), **more}})
         prompts, broken = spec.prompts.read(FileBounds.here())
     return StudyRequest(spec.whole(prompts), broken)
 

@@ -100,7 +100,7 @@ def wire_form(panel: FormPanel, compare_lanes: gr.State, store: Store, shown: An
 
 def form_of(values: tuple[Any, ...]) -> Form:
     """The form's values in the order of ``FormPanel.fields``, as what a browser sends may be anything."""
-    way, text, file, skip, suite, n, seed, lengths, depths, models, lanes, tokens = values
+    way, text, file, skip, suite, n, seed, lengths, depths, last, models, lanes, tokens = values
     texts = [str(value or "") for value in (text, file, lengths, depths)]
     return Form(
         str(way),
@@ -112,6 +112,7 @@ def form_of(values: tuple[Any, ...]) -> Form:
         seed,
         texts[2],
         texts[3],
+        str(last or ""),
         tuple(str(model) for model in models or ()),
         str(lanes),
         tokens,

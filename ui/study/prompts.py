@@ -16,10 +16,13 @@ from ui.study.asked import NUMBERS, PASTE, WAYS
 
 PLACEHOLDER = "A prompt a line, or JSON objects, one a line:\n" + '{"prompt": "...", "id": "...", "group": "..."}'
 
+OF_LAST = "A last message of the assistant"
+LAST = (("as each row says", ""), ("is the answer to score", "answer"), ("is context; answer once more", "context"))
+
 
 @dataclass
 class PromptsPanel:
-    """``fields`` in the order of ``asked.Form`` up to ``depths``; js/study.js writes ``file``."""
+    """``fields`` in the order of ``asked.Form`` up to ``last``; js/study.js writes ``file``."""
 
     fields: list[Any]
     about: gr.HTML
@@ -58,6 +61,7 @@ def create_prompts(name: str = "study") -> PromptsPanel:
             file = gr.Textbox(visible="hidden", elem_id=f"{name}-file", show_label=False)
         with gr.Column(elem_classes=["of-text"]):
             skip = gr.Checkbox(False, label="Leave out lines that cannot be read", interactive=True)
+            last = gr.Dropdown(list(LAST), value="", elem_id=f"{name}-last", label=OF_LAST, interactive=True)
         with gr.Column(elem_classes=["of-tasks"]):
             titles = [(kind.title, at) for at, kind in SUITES.items()]
             suite = gr.Dropdown(titles, value=first, label="Tasks", elem_id=f"{name}-suite", interactive=True)
@@ -66,7 +70,7 @@ def create_prompts(name: str = "study") -> PromptsPanel:
                 n = gr.Number(20, label="Prompts", precision=0, min_width=80, interactive=True)
                 seed = gr.Number(0, label="Seed", precision=0, min_width=80, interactive=True)
             options = [_option(first, option) for option in NUMBERS]
-    panel = PromptsPanel([way, text, file, skip, suite, n, seed, *options], about)
+    panel = PromptsPanel([way, text, file, skip, suite, n, seed, *options, last], about)
     suite.input(_suite_chosen, suite, [about, *options], **LATEST)
     return panel
 

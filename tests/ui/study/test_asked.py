@@ -54,6 +54,16 @@ def test_pasted_lines_are_prompts_and_pasted_objects_rows(lanes):
     assert [(each.id, each.group) for each in rows] == [("1", "g"), ("2", "")]
 
 
+def test_what_a_last_answer_is_is_asked_once_for_all_rows(lanes):
+    chat = [{"role": "user", "content": "Name a colour."}, {"role": "assistant", "content": "Teal."}]
+    text = "\n".join(json.dumps({"messages": chat, "id": id}) for id in "ab")
+    assert "last" in refused(Form(text=text), lanes)
+    scored = study_of(Form(text=text, last="answer"), lanes).spec.prompts.rows
+    assert [(each.continuation, len(each.messages)) for each in scored] == [("Teal.", 1)] * 2
+    again = study_of(Form(text=text, last="context"), lanes).spec.prompts.rows
+    assert [(each.continuation, len(each.messages)) for each in again] == [(None, 2)] * 2
+
+
 def test_a_file_is_read_as_the_command_line_reads_it(lanes):
     csv = b"id,prompt\na,one\nb,two\n"
     found = study_of(Form(way=FILE, file=sent("../up/p.csv", csv), lanes="equal-windows"), lanes).spec
@@ -97,7 +107,7 @@ def test_the_estimate_is_that_of_the_command_and_warns_of_few_prompts(model, sto
 
 
 def test_an_empty_form_is_asked_for_prompts_and_a_wrong_one_told(store):
-    values = ["Paste", "", "", False, "needle", 20, 0, "", "", [], "compare", 64, []]
+    values = ["Paste", "", "", False, "needle", 20, 0, "", "", "", [], "compare", 64, []]
     assert "Give prompts" in estimate_of(store, *values)[0]
     values[1] = "one"
     assert "refused" in estimate_of(store, *values)[0]  # no lanes
