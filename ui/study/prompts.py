@@ -37,16 +37,7 @@ def create_prompts(name: str = "study") -> PromptsPanel:
     first = next(iter(SUITES))
     with gr.Column(elem_classes=["card", "prompts-card"], elem_id=f"{name}-prompts"):
         gr.HTML("<h2>Prompts</h2>")
-        way = gr.Radio(
-            list(WAYS),
-            value=PASTE,
-            label="Where prompts come from",
-            show_label=False,
-            container=False,
-            elem_classes=["switch", "ways"],
-            elem_id=f"{name}-way",
-            interactive=True,
-        )
+        way = _ways(name)
         with gr.Column(elem_classes=["of-paste"]):
             text = gr.Textbox(
                 label="Prompts",
@@ -73,6 +64,19 @@ def create_prompts(name: str = "study") -> PromptsPanel:
     panel = PromptsPanel([way, text, file, skip, suite, n, seed, *options, last], about)
     suite.input(_suite_chosen, suite, [about, *options], **LATEST)
     return panel
+
+
+def _ways(name: str) -> gr.Radio:
+    return gr.Radio(
+        list(WAYS),
+        value=PASTE,
+        label="Where prompts come from",
+        show_label=False,
+        container=False,
+        elem_classes=["switch", "ways"],
+        elem_id=f"{name}-way",
+        interactive=True,
+    )
 
 
 def _chooser(name: str) -> str:
