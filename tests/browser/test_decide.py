@@ -13,7 +13,7 @@ from tests.support.study_models import prompt, write_model
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(280)]
 
-PROMPTS = 10
+PROMPTS = 12
 TOLERANCE = "0.00001"  # no lane of llama.cpp's keeps within it, so that layers are tried
 
 
@@ -76,7 +76,7 @@ def ask(page, model: str) -> None:
     page.wait_for_selector("#decide-estimate .estimate")
     told = page.locator("#decide-estimate").inner_text()
     assert (
-        f"{PROMPTS} of {PROMPTS} runs are to be computed" in told and "Layers, where they are tried: 5 passes" in told
+        f"{PROMPTS} of {PROMPTS} runs are to be computed" in told and "Layers, where they are tried: 6 passes" in told
     )
 
 
@@ -89,7 +89,9 @@ def run(page) -> None:
     status(page, "Decided")
     page.wait_for_selector("#decide-layers-map .layer-map")
     page.wait_for_function("/decide=[0-9a-f]{16}/.test(location.search)")
-    page.wait_for_function("document.querySelector('#decide-estimate').innerText.includes('All 10 runs are there')")
+    page.wait_for_function(
+        f"document.querySelector('#decide-estimate').innerText.includes('All {PROMPTS} runs are there')"
+    )
 
 
 def read(page) -> None:
@@ -119,7 +121,9 @@ def loosen(page) -> None:
     before = page.url
     page.locator("#decide-tolerance input").fill("10")
     page.keyboard.press("Enter")
-    page.wait_for_function("document.querySelector('#decide-estimate').innerText.includes('All 10 runs are there')")
+    page.wait_for_function(
+        f"document.querySelector('#decide-estimate').innerText.includes('All {PROMPTS} runs are there')"
+    )
     page.locator("#decide-start").click()
     page.wait_for_function("before => location.href !== before", arg=before)
     page.wait_for_selector("#decide-answer .copybox")
