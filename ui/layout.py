@@ -135,9 +135,9 @@ def _arrange(services: Services) -> Page:
     header = create_header("")
     with gr.Row(elem_id="page"):
         with gr.Column(elem_id="left", min_width=0):
-            asked, differs, launch = create_asked(), create_differs(), create_launch()
+            asked, differs = create_asked(), create_differs()
             setup, look = create_setup(create_look)
-            lanes, trainer = create_lanes(), create_training()
+            lanes, trainer, launch = create_lanes(), create_training(), create_launch()
             draft = create_draft()
             instruments, (selectors, act) = create_instruments(asked, lambda: (create_selectors(), create_act()))
             past = create_history()

@@ -43,11 +43,11 @@ def edits_a_lane(page) -> None:
     tab_to(page, "#lane-row-0")
     page.keyboard.press("Enter")
     page.wait_for_function(AT, arg="#in-lane-method")
-    tab_to(page, "input[id$='group_size'], #kivi-group_size input")
+    tab_to(page, "#in-lane-label input, #in-lane-label")
     page.keyboard.press("ControlOrMeta+A")
-    page.keyboard.type("16")
+    page.keyboard.type("Mine")
     page.keyboard.press("Tab")
-    page.wait_for_function("document.querySelector('#lane-row-0').innerText.includes('group 16')")
+    page.wait_for_function("document.querySelector('#lane-row-0').innerText.includes('Mine')")
 
 
 def runs(page) -> None:

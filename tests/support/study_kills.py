@@ -97,10 +97,10 @@ class Forking(ForkContext):
         self._ends.append(pair[1])
         return pair
 
-    def begin(self, leash: Connection, threads: int) -> None:
+    def begin(self, leash: Connection, threads: int, known: dict[str, list[str]]) -> None:
         for end in self._ends:
             end.close()
-        _begin(leash, threads)
+        _begin(leash, threads, known)
 
 
 def a_worker(planned: CellPlan, store: Store, cell: float, chance: random.Random) -> int:

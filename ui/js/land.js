@@ -2,7 +2,7 @@
   const goPart = (id, focuses = true) => {
     const part = document.getElementById(id);
     if (!part?.checkVisibility()) return false;
-    part.querySelector(":scope > button.label-wrap:not(.open), :scope > .block > button.label-wrap:not(.open)")?.click();
+    part.querySelector(":scope > button.label-wrap:not(.open)")?.click();
     if (focuses) {
       part.tabIndex = -1;
       part.focus({ preventScroll: true });

@@ -96,6 +96,7 @@ def test_what_was_cut_short_goes_on_where_it_was(model: LoadedModel) -> None:
     found, _ = scored(model)
     (prompt, own), *_ = found.klds.items()
     lost = key(NAME, "values", 0)
+    kept.file_of(found.id).unlink()  # what is kept is added to
     kept.keep(found.model_copy(update={"klds": {prompt: {k: v for k, v in own.items() if k != lost}}}))
     again, runs = scored(model)
     assert runs == 1 and again.klds[prompt][lost] == pytest.approx(own[lost], rel=0.01)

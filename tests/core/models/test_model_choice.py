@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from kvq_core.errors import ModelError
-from kvq_core.models import available_models, bundled, load, with_model
+from kvq_core.models import available_models, bundled, load, loader, with_model
 from kvq_core.models.gguf.published import SECOND_MODEL, TITLE
 from kvq_core.pipeline.estimate import estimate
 from kvq_core.pipeline.examples import examples
@@ -20,6 +20,7 @@ NAMELESS = [name for name, each in presets().items() if "model" not in each.spec
 @pytest.fixture
 def space(monkeypatch, tmp_path):
     """A fresh Space: no home yet, the bundled model's package is not installed, and no index answers."""
+    monkeypatch.setattr(loader, "_held", {})
     monkeypatch.setattr(bundled, "PACKAGE", "a_package_nobody_has")
     monkeypatch.setattr(bundled, "_installer", lambda: [sys.executable, "-c", "raise SystemExit('no index answers.')"])
     monkeypatch.setenv("KVQ_HOME", str(tmp_path))
