@@ -46,19 +46,23 @@ def test_the_answer_is_there_before_any_script_and_stays_where_it_is(quick, brow
     page.locator("#early h1").wait_for()
     assert told.facts[0] in page.locator("#early .answer-first").inner_text()
     assert page.evaluate("document.scrollingElement.scrollWidth") <= width
-    before = places(page, "#early")
+    parts = ("h1", ".pill", ".tradeoff") if name else (".two-models h2", ".two-models .subtract")  # what is in sight
+    before = places(page, "#early", parts)
     over.append(True)
     for route in held:
         route.continue_()
     page.wait_for_selector("#early", state="detached")
-    assert places(page, "#answer") == pytest.approx(before, abs=6) and told.facts[0] in page.inner_text("#answer")
+    assert places(page, "#answer", parts) == pytest.approx(before, abs=6) and told.facts[0] in page.inner_text(
+        "#answer"
+    )
     context.close()
 
 
-def places(page, which: str) -> list[float]:
-    """Where the answer's headline, its last fact and its plot are."""
-    found = [page.locator(f"{which} {part}").last.bounding_box() for part in ("h1", ".pill", ".tradeoff")]
-    return [box[side] for box in found for side in ("x", "y", "width", "height")]
+def places(page, which: str, parts: tuple[str, ...]) -> list[float]:
+    """Where parts of the answer are on the page, which a link to a view has scrolled."""
+    down = page.evaluate("scrollY")
+    found = [page.locator(f"{which} {part}").last.bounding_box() for part in parts]
+    return [box[side] + down * (side == "y") for box in found for side in ("x", "y", "width", "height")]
 
 
 def read(page) -> None:

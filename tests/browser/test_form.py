@@ -61,7 +61,7 @@ def test_the_form_is_there_after_a_reload(quick, open_page):
     page.get_by_role("button", name="Generation options").click()
     assert page.locator("#max-new-tokens input").input_value() == "7"
     assert page.locator("#lane-row-1").inner_text().split("\n") == ["Mine, and wrong", "needs a change"]
-    assert page.locator("button.lane-row").count() == 6
+    assert page.locator("button.lane-row").count() == 8
     stranger = open_page(quick)
     assert stranger.evaluate(PROMPT) != "Kept for later"
 
@@ -151,7 +151,7 @@ def test_a_lost_server_is_told_and_the_page_recovers(start_server, stop_server, 
     page.wait_for_selector("#away .notice.warn", timeout=60_000)
     assert "started again" in page.locator("#away").inner_text()
     prompted(page, "Typed while it was away")
-    assert page.locator("button.lane-row").count() == 6
+    assert page.locator("button.lane-row").count() == 8
     run(page)
     wait_status(page, "Done")
     assert page.locator("#away").count() == 0
