@@ -13,9 +13,11 @@ from kvq_core.advice.ask import Ask, Tolerance, engine_of
 from kvq_core.advice.choice import Option
 from kvq_core.advice.html import as_html
 from kvq_core.advice.markdown import as_markdown
+from kvq_core.advice.options import _unread
 from kvq_core.advice.report import Advice, WeightsFile
 from kvq_core.errors import SpecError
 from kvq_core.sizing.reserve import allowance
+from kvq_core.spec import Lane
 
 GB = 10**9
 SIZES = {"small": 250, "middle": 300, "large": 530, "fp16": 1000}  # bytes of a cache
@@ -238,3 +240,19 @@ def test_the_report_says_all_of_it_and_runs_nothing():
     for text in (page, told):
         assert "Not tested" in text and "Worst prompts" in text and "r" + str(noisy(0.002).argmax()) in text
     assert json.loads(found.model_dump_json())["agreement"] == 1.0
+
+
+def test_flags_come_from_twelve_prompts_on_and_with_the_engines_own_prefill():
+    few = asked(rows("small", noisy(0.002, prompts=11)), [option("small")])
+    assert few.label == "small" and few.flags is None and "from 12 prompts on" in few.unflagged
+    assert all(each.flags is None for each in few.front) and "too few to say what to use" in few.answer
+    whole = asked(rows("small", noisy(0.002)), [option("small", flags=None, unread="small read its prompts whole")])
+    assert whole.flags is None and "prefill = deployed" in whole.unflagged
+    assert asked(rows("small", noisy(0.002)), [option("small")]).flags == "serve --cache small"
+
+
+@pytest.mark.parametrize(("prefill", "unread"), [("full", True), ("deployed", False), ({"chunk": 512}, False)])
+def test_a_lane_that_read_its_prompts_whole_is_not_as_its_engine_serves_it(prefill, unread):
+    lane = Lane(label="a", method="q4_0", prefill=prefill)
+    assert bool(_unread(lane, 8192)) is unread
+    assert _unread(Lane(label="b", method="quanto"), 8192) is None, "transformers reads a prompt at once"
