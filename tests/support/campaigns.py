@@ -47,6 +47,7 @@ CAMPAIGNS = {
     "page": ("app.py", "ui", "kvq_core", "tests/browser"),
     "journey": ("app.py", "ui", "kvq_core", "tests/browser"),
     "programs": ("benchmarks/llama_cpp.py", "kvq_core", "ui", "tests/core", "tests/ui"),
+    "attack": ("app.py", "ui", "kvq_core", "tests/support/attacks.py", "tests/ui/server/test_attack.py"),
 }
 _SOURCES = {".py", ".js", ".css", ".toml"}
 _TIMES = 100  # as many inputs as a sample has
