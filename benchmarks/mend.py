@@ -50,7 +50,8 @@ def main() -> None:
     told = json.loads(text) | {"file": given.file.name, "seconds": None if given.told else time.perf_counter() - began}
     told.pop("out")
     told.pop("backup")
-    keep(RESULTS, f"{given.file.stem}, {told['format']}, {told['context']}", told)
+    alone = "" if told["folded"] else ", biases alone"
+    keep(RESULTS, f"{given.file.stem}, {told['format']}, {told['context']}{alone}", told)
 
 
 if __name__ == "__main__":
