@@ -18,10 +18,15 @@ def mend_part() -> str:
     if not rows:
         return "Nothing was measured yet: `python benchmarks/mend.py` does."
     said = [
-        f"`{told['file']}` for {told['format']} at {told['context']:,} tokens: {_changed(told)}"
+        f"`{told['file']}` for {told['format']}, context {_asked(told)}: {_changed(told)}"
         for told in found.values()
     ]
     return "\n".join([table(HEAD, *rows), "", *(f"- {each}" for each in said)])
+
+
+def _asked(told: dict[str, Any]) -> str:
+    """The context, and whether biases alone were changed: two files of one context differ by that."""
+    return f"{told['context']:,}" + (", biases alone" if told["biases"] and not told["folded"] else "")
 
 
 def _changed(told: dict[str, Any]) -> str:
@@ -45,10 +50,10 @@ def _rows(told: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         f"{far['kld']['before'] / far['kld']['after']:.3g}",
         f"{far['full_precision_kld']:.2g}",
     )
-    yield (told["file"], told["format"], f"{told['context']:,}", "here", *_figures(told), *at)
+    yield (told["file"], told["format"], _asked(told), "here", *_figures(told), *at)
     if "engine" in told:
         own = told["engine"]
-        yield (told["file"], told["format"], f"{told['context']:,}", "llama.cpp", *_figures(own), "", "", "")
+        yield (told["file"], told["format"], _asked(told), "llama.cpp", *_figures(own), "", "", "")
 
 
 def _figures(of: dict[str, Any]) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def main() -> None:
     told = json.loads(text) | {"file": given.file.name, "seconds": None if given.told else time.perf_counter() - began}
     told.pop("out")
     told.pop("backup")
-    alone = "" if told["folded"] else ", biases alone"
+    alone = ", biases alone" if told["biases"] and not told["folded"] else ""
     keep(RESULTS, f"{given.file.stem}, {told['format']}, {told['context']}{alone}", told)
 
 
