@@ -18,8 +18,7 @@ def mend_part() -> str:
     if not rows:
         return "Nothing was measured yet: `python benchmarks/mend.py` does."
     said = [
-        f"`{told['file']}` for {told['format']}, context {_asked(told)}: {_changed(told)}"
-        for told in found.values()
+        f"`{told['file']}` for {told['format']}, context {_asked(told)}: {_changed(told)}" for told in found.values()
     ]
     return "\n".join([table(HEAD, *rows), "", *(f"- {each}" for each in said)])
 
