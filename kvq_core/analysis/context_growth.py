@@ -38,7 +38,7 @@ class RuleShare:
     def fixed_bytes(self, shape: ModelShape) -> int:
         """Bytes that a layer stores whatever the context."""
         keys, values = self.method.fixed_bytes(shape)
-        return keys + self.assigned.rule.center_bytes(shape) if self.assigned.tensor == "keys" else values
+        return keys + self.assigned.transforms.stored_bytes(shape) if self.assigned.tensor == "keys" else values
 
     def added(self, shape: ModelShape, tokens: int) -> float | None:
         """Bits that an element of its layers takes more than in fp16, fixed bytes counted; None where unknown."""

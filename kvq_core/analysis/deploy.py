@@ -157,7 +157,10 @@ def _reason(engine: EngineCommand, rule: RuleRecord, layers: Sequence[LayerKind]
     if rule.sink_tokens or rule.recent_tokens:
         return "no tokens stay unquantized there"
     if rule.center != "none":
-        return "keys are not centred there"
+        mend = "; python -m kvq_core mend leaves slow biases out of a file" if rule.center == "slow" else ""
+        return f"keys are not centred there{mend}"
+    if rule.fold != "none":
+        return "scales of keys cannot be asked for there; python -m kvq_core mend folds them into a file"
     if rule.rotate != "none":
         return "a rotation cannot be asked for there"
     if rule.layers != "all" and (several or engine.skip is None):

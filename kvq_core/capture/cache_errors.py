@@ -73,8 +73,8 @@ class CacheErrors:
     (layers, kv_heads, buckets); output (layers, query_heads) ||change of the attention output||_2 at the reference's
     newest query, bound (layers, query_heads) as output_bound says; output_relative (layers, query_heads)
     ||dO||_F / ||O||_F over its other queries; the rest are means over layers of errors relative to the layer. Outputs
-    are over the keys the lane reads; ``bound`` is None for a lane that leaves keys out, for the theorem knows of no
-    such lane.
+    are over the keys the lane reads; ``bound`` is None for a lane that leaves keys or biases out, for the theorem
+    knows of no such lane; biases left out are no error of keys, and what they cost is one of outputs.
     """
 
     key: Tensor
@@ -101,10 +101,11 @@ def cache_errors(rows: Rows, row: int, truth: ReferenceCache) -> CacheErrors:
     channel = {kind: torch.zeros_like(truth.energy[kind]) for kind in KINDS}
     depth = {kind: torch.zeros_like(truth.depth[kind]) for kind in KINDS}
     energy = torch.zeros_like(truth.energy["key"])
-    changed, bound, selects = torch.zeros_like(truth.outputs), torch.zeros(truth.outputs.shape[:2]), False
+    changed, bound, beyond = torch.zeros_like(truth.outputs), torch.zeros(truth.outputs.shape[:2]), False
     for layer, (g, i) in truth.places.items():  # one at a time: small intermediates are several times faster on a CPU
         true, read = ({kind: rows.working(r, g, kind, i) for kind in KINDS} for r in (0, row))
-        delta = {kind: read[kind] - true[kind] for kind in KINDS}
+        whole = read | {"key": rows.left_out.with_them(layer, rows.lane_of[row], read["key"])}
+        delta = {kind: whole[kind] - true[kind] for kind in KINDS}
         for kind in KINDS:
             channel[kind][layer], depth[kind][layer] = _squares(delta[kind], truth.buckets)
         device = delta["key"].device
@@ -114,7 +115,7 @@ def cache_errors(rows: Rows, row: int, truth: ReferenceCache) -> CacheErrors:
         queries, how = truth.queries[layer].to(device), truth.scoring[layer]
         assert how is not None
         chosen = rows.read_by(row, layer, queries, truth.seen)
-        selects |= chosen is not None
+        beyond |= chosen is not None or whole["key"] is not read["key"]
         own = attention_outputs(queries, read["key"], read["value"], how, truth.seen, chosen)
         changed[layer] = own.cpu() - truth.outputs[layer]
         told = output_bound(queries[:, -1], delta["key"], read["value"], delta["value"], how.scaling)
@@ -128,7 +129,7 @@ def cache_errors(rows: Rows, row: int, truth: ReferenceCache) -> CacheErrors:
         depth={kind: _ratio(depth[kind], truth.depth[kind]) for kind in KINDS},
         energy=energy,
         output=changed[:, :, -1].norm(dim=-1),
-        bound=None if selects else bound,
+        bound=None if beyond else bound,
         output_relative=_ratio(*(x[:, :, :-1].square().sum((-1, -2)) for x in (changed, truth.outputs))),
         key_rmse=_whole(truth, channel["key"], "key"),
         value_rmse=_whole(truth, channel["value"], "value"),

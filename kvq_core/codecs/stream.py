@@ -9,6 +9,7 @@ from torch import Tensor
 from kvq_core.codecs.blocks import Block, Patch
 from kvq_core.codecs.center import Center
 from kvq_core.codecs.codec import Codec
+from kvq_core.codecs.fold import Fold
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.window import Window
 
@@ -20,10 +21,9 @@ class Stream:
     """[sinks fp16 | packed blocks | window fp16] over the layers a lane treats alike, on one device.
 
     Holds exactly what a real cache would hold, in the method's own key space; it is the truth for bytes, and what
-    attention reads is written from ``decode`` alone. Shapes (layers, kv_heads, tokens, head_dim). With a ``center``
-    the codec sees tokens without its constant, with a ``rotation`` it sees those turned; tokens in full precision are
-    held as they are. ``first``: the position of its first token; ``block``: tokens of a block where they are
-    given up one by one.
+    attention reads is written from ``decode`` alone. Shapes (layers, kv_heads, tokens, head_dim). The codec sees tokens
+    less a ``center``'s constant, divided by a ``fold``, turned by a ``rotation``; those in full precision are held as
+    they are. ``first``: the position of its first token; ``block``: tokens of a block where they are given up alone.
     """
 
     window: Window
@@ -35,6 +35,7 @@ class Stream:
     rotation: Hadamard | None = None
     first: int = 0
     block: int | None = None
+    fold: Fold | None = None
 
     @classmethod
     def of_prompt(
@@ -46,6 +47,7 @@ class Stream:
         rotation: Hadamard | None = None,
         first: int = 0,
         block: int | None = None,
+        fold: Fold | None = None,
     ) -> "Stream":
         """Encode the prompt's x (float32): sinks, all tokens due in one block or by ``block``, and the window."""
         tokens = x.shape[-2]
@@ -53,7 +55,7 @@ class Stream:
         packed = window.packed(tokens)
         end = sink + packed
         sinks, recent = (part.to(torch.float16) for part in (x[..., :sink, :], x[..., end:, :]))
-        stream = cls(window, codec, sinks, [recent], center=center, rotation=rotation, first=first, block=block)
+        stream = cls(window, codec, sinks, [recent], [], center, rotation, first, block, fold)
         if packed:
             assert codec is not None, "a window that lets tokens leave needs a codec"
             start = first + sink
@@ -177,22 +179,25 @@ class Stream:
         """What attention would read of a layer's tokens x (kv_heads, tokens, head_dim) at ``start`` once they are held
         packed; of codecs whose codes are a token's alone."""
         assert self.codec is not None
-        one = x.to(self.enters).float()[None]
-        constant = None if self.center is None else self.center.at(start, x.shape[-2])[layer]
-        rotation = None if self.rotation is None else self.rotation.on(layer)
-        one = one if constant is None else one - constant
-        read = self.codec.preview(one if rotation is None else rotation.turned(one), layer, start)
-        read = read if rotation is None else rotation.back(read)
-        return read[0] if constant is None else read[0] + constant
+        own = self._on(layer)
+        inner = own._turned(x.to(self.enters).float()[None], start)
+        return own._read(self.codec.preview(inner, layer, start), start)[0]
+
+    def _on(self, layer: int) -> "Stream":
+        """It with the transforms of one of its layers."""
+        center, fold = self.center and self.center.on(layer), self.fold and self.fold.on(layer)
+        return replace(self, center=center, fold=fold, rotation=self.rotation and self.rotation.on(layer))
 
     def _turned(self, x: Tensor, start: int) -> Tensor:
         """Tokens from position ``start`` on as the codec sees them."""
         x = x if self.center is None else self.center.without(x, start)
+        x = x if self.fold is None else self.fold.divided(x)
         return x if self.rotation is None else self.rotation.turned(x)
 
     def _read(self, x: Tensor, start: int) -> Tensor:
         """The inverse of ``_turned``."""
         x = x if self.rotation is None else self.rotation.back(x)
+        x = x if self.fold is None else self.fold.back(x)
         return x if self.center is None else self.center.back(x, start)
 
     def _take(self, due: int) -> Tensor:
@@ -215,18 +220,19 @@ class Stream:
         """Let the codec re-evaluate its blocks after a step (Codec.observe); token positions count from the first."""
         assert self.codec is not None
         start = self._packed_from
-        asked = queries if self.rotation is None else self.rotation.turned(queries)
+        asked = queries if self.fold is None else self.fold.asked(queries)
+        asked = asked if self.rotation is None else self.rotation.turned(asked)
         patch = self.codec.observe(self.blocks, asked, attention, start) if self.blocks else None
         if patch is None:
             return None
         patch = replace(patch, token=patch.token + start)
         if self.rotation is not None:
             patch = replace(patch, values=self.rotation.rows_back(patch.values, patch.layer, patch.head))
-        if self.center is None or not len(patch.token):
-            return patch
-        constant = self.center.at(0, int(patch.token.max()) + 1)
-        constant = constant.expand(-1, -1, int(patch.token.max()) + 1, -1)[patch.layer, patch.head, patch.token]
-        return replace(patch, values=patch.values + constant)
+        if self.fold is not None:
+            patch = replace(patch, values=self.fold.rows_back(patch.values, patch.layer, patch.head))
+        if self.center is not None and len(patch.token):
+            patch = replace(patch, values=self.center.rows_back(patch.values, patch.layer, patch.head, patch.token))
+        return patch
 
     def remarks(self) -> tuple[str, ...]:
         return self.codec.remarks(self.blocks) if self.codec is not None else ()
@@ -264,9 +270,13 @@ class Stream:
         if self.codec is not None and self.blocks:
             for name, tensor in self.codec.shared.items():
                 parts[name] = parts.get(name, 0) + _bytes(tensor)
-        if self.center is not None and self.center.stored is not None and self.blocks:
-            parts["center"] = _bytes(self.center.stored)
+        parts |= {name: _bytes(held) for name, held in self._constants().items() if self.blocks}
         return {name: size for name, size in parts.items() if size}
+
+    def _constants(self) -> dict[str, Tensor]:
+        """What is held of each KV head and channel, whatever the tokens, by the part of the bytes that it is."""
+        center = {} if self.center is None or self.center.stored is None else {"center": self.center.stored}
+        return center | ({} if self.fold is None else {"fold": self.fold.scale})
 
     @property
     def host_bytes(self) -> int:
@@ -276,8 +286,8 @@ class Stream:
         """Stored bits of each element (layers or 1, kv_heads or 1, tokens, channel groups or 1), fp16 tokens 16."""
         assert self.codec is not None or not self.blocks
         maps = [self.codec.bits(b).expand(-1, -1, b.tokens, -1) for b in self.blocks if self.codec]
-        if maps and self.center is not None and self.center.stored is not None:
-            constant = 8 * _bytes(self.center.stored) / (self.center.stored.numel() * self.packed_tokens)
+        for held in self._constants().values() if maps else ():
+            constant = 8 * _bytes(held) / (held.numel() * self.packed_tokens)
             maps = [each + constant for each in maps]
         shape = [max((m.shape[d] for m in maps), default=1) for d in (0, 1, 3)]
         full = torch.full((1, 1, 1, 1), 16.0)

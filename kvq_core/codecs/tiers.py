@@ -10,6 +10,7 @@ from torch import Tensor
 from kvq_core.codecs.blocks import Patch
 from kvq_core.codecs.center import Center
 from kvq_core.codecs.codec import Codec
+from kvq_core.codecs.fold import Fold
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.stream import Change, Stream
 from kvq_core.codecs.window import Window
@@ -25,11 +26,12 @@ class TierStoring:
     codec: Codec | None = None
     center: Center | None = None
     rotation: Hadamard | None = None
+    fold: Fold | None = None
     rule: int | None = None  # number of the rule that says so
 
     def stream(self, x: Tensor, first: int, window: Window, block: int | None = None) -> Stream:
         """Tokens x from position ``first`` on."""
-        return Stream.of_prompt(x, window, self.codec, self.center, self.rotation, first, block)
+        return Stream.of_prompt(x, window, self.codec, self.center, self.rotation, first, block, self.fold)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvq_core.codecs.queries import QueryRounding
 from kvq_core.codecs.stream import Change, Stream
 from kvq_core.codecs.tiers import Tiers
-from kvq_core.engine.fit import FitCache, FitSource, MethodFit, Stack, take, tiers_of, within
+from kvq_core.engine.fit import FitCache, FitSource, MethodFit, Stack, encoded, take, within
 from kvq_core.engine.key_choices import Choices, fit_selection, fork
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.rotation import asked_turned, rounded_turned
@@ -37,6 +37,7 @@ class Part:
     rope: Rope | None = None
     rules: tuple[int, ...] = ()  # numbers of the lane's rules that store it
     local: bool = True  # whether its codes are a token's and layer's alone
+    left_out: Tensor | None = None  # biases (layers, kv_heads, head_dim) before RoPE that its keys are read without
 
     @property
     def plain(self) -> Stream:
@@ -119,7 +120,7 @@ class LaneCache:
                 own = [(assigned, fits[assigned.fit][1]) for assigned in stack]
                 if g in own[0][1].fitted:
                     key = (*(assigned.stream for assigned in stack), g, *source.entered)
-                    cache._enter(own, g, source, shared.once(key, partial(_encoded, own, g, source)).fork())
+                    cache._enter(own, g, source, shared.once(key, partial(encoded, own, g, source)).fork())
             for tensor in TENSORS:
                 taken = {layer for assigned in plan if assigned.tensor == tensor for layer in assigned.layers}
                 cache._leave(tensor, g, taken, source, shared)
@@ -158,17 +159,20 @@ class LaneCache:
         is_key = assigned.tensor == "keys"
         fitted = fit.fitted[g]
         if is_key and fitted.select is not None:
-            select = asked_turned(fitted.select, fit.rotations[g])
+            select = asked_turned(fitted.select, fit.rotations[g], fit.folds[g])
             self.selects |= {layer: (select, at) for at, layer in enumerate(layers)}
         if is_key and (rounding := assigned.method.query_rounding(source.model)) is not None:
             each = fitted.roundings or (rounding,) * len(layers)
-            turns = (fit.turn(g, at) for at in range(len(layers)))
-            self.roundings |= dict(zip(layers, map(rounded_turned, each, turns), strict=True))
+            behind = ((fit.turn(g, at), fit.folded(g, at)) for at in range(len(layers)))
+            rounded = (rounded_turned(one, *turned) for one, turned in zip(each, behind, strict=True))
+            self.roundings |= dict(zip(layers, rounded, strict=True))
         codecs = (fitted.key if is_key else fitted.value for fitted in (fit.fitted[g] for _, fit in stack))
         self.model_bytes += sum(codec.model_bytes for codec in codecs if codec is not None)
         rope = source.rope.on(layers) if is_key and any(fit.pre for _, fit in stack) else None
         local = assigned.method.token_local[0 if is_key else 1]
         self._add(assigned.tensor, g, inside, stream, rope, tuple(assigned.number for assigned, _ in stack), local)
+        if is_key and (left_out := fit.left_out(g)) is not None:
+            self.parts[-1].left_out = left_out.left_out
 
     def _leave(self, tensor: TensorName, g: int, taken: set[int], source: FitSource, shared: FitCache) -> None:
         """Enter what of a device no rule quantizes of a tensor: layers that are not ``taken``, windowed ones apart."""
@@ -265,7 +269,7 @@ def _fits(plan: tuple[Assignment, ...], source: FitSource, shared: FitCache) -> 
     """Every fit of a plan once, with the first of the rules that have it."""
     fits: dict[Any, tuple[Assignment, MethodFit]] = {}
     for assigned in plan:
-        make = partial(MethodFit.of, assigned.method, assigned.center, assigned.layers, source, assigned.rotation)
+        make = partial(MethodFit.of, assigned.method, assigned.transforms, assigned.layers, source)
         fit = shared.once((*assigned.fit, source.entered[0]), make)
         fits.setdefault(assigned.fit, (assigned, fit))
     return fits
@@ -277,19 +281,6 @@ def _stacks(plan: tuple[Assignment, ...]) -> list[list[Assignment]]:
     for assigned in plan:
         found.setdefault((assigned.tensor, assigned.layers), []).append(assigned)
     return list(found.values())
-
-
-def _encoded(stack: Stack, g: int, source: FitSource) -> Stream | Tiers:
-    """The prompt of a device's layers as rules store it, before it belongs to any lane."""
-    group, (assigned, fit) = source.groups[g], stack[-1]
-    inside = within(assigned.layers, group)
-    x = source.entering(take(group.keys if assigned.tensor == "keys" else group.values, inside)).float()
-    if assigned.tensor == "keys" and any(fit.pre for _, fit in stack):
-        x = source.rope.on(tuple(group.layers[i] for i in inside)).unrotate(x, 0)
-    if len(stack) == 1 and assigned.rule.tokens == "all":
-        how = fit.storing(assigned, g, source)
-        return Stream.of_prompt(x, how.window, how.codec, how.center, how.rotation)
-    return Tiers.of_prompt(x, tiers_of(stack, g, source))
 
 
 def _said(note: str, layers: list[int], every: frozenset[int]) -> str:

@@ -19,6 +19,7 @@ from kvq_core.engine.as_computed import AsComputed
 from kvq_core.engine.cache import KINDS, Kind, LaneCache, Part
 from kvq_core.engine.fit import FitSource
 from kvq_core.engine.key_choices import KeyChoices, Reads, fit_selection
+from kvq_core.engine.left_out import BiasesLeftOut
 from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import CHUNK, LayerGroup, SharedPrefill
 from kvq_core.engine.query_rounding import chunk_attention, round_queries
@@ -83,8 +84,13 @@ class LaneFilling:
         }
         self._as_computed = AsComputed(self.caches, self.prefill.groups)
         self._as_computed.reindex(range(1, len(self.caches) + 1))
-        self._pre_rope = PreRope(self.model.rope(len(self.prefill.ids)), self.caches, self.prefill.groups)
+        rope = self.model.rope(len(self.prefill.ids))
+        self._pre_rope, self._left_out = (
+            PreRope(rope, self.caches, self.prefill.groups),
+            BiasesLeftOut(rope, self.caches),
+        )
         self._pre_rope.reindex(range(1, len(self.caches) + 1))
+        self._left_out.reindex(range(1, len(self.caches) + 1))
         self._stored = StoredTokens(self.caches) if self.stored else None
         self._ahead = Ahead(self.caches, 0)
         self._watches = any(cache.observes for cache in self.caches)
@@ -121,6 +127,8 @@ class LaneFilling:
         for g, group in enumerate(self.prefill.groups):
             for kind, x in zip(KINDS, (group.keys, group.values), strict=True):
                 self._groups[g].own[kind][:, :, :, :tokens] = x[:, None, :, :tokens]
+            for layer, own in zip(group.layers, self._groups[g].own["key"], strict=True):
+                own[:, :, :tokens] = self._left_out.without(layer, own[:, :, :tokens], 0)
         for row, cache in enumerate(self.caches):
             for part in cache.parts:
                 for start, values in cache.pieces(part):
@@ -159,6 +167,7 @@ class LaneFilling:
         held_by = how.holder(layer)
         g, i = self._place[held_by]
         working, now, end = self._groups[g], slice(self._now.start, self._now.end), self._now.end
+        keys = keys if how.reads is not None else self._left_out.without(layer, keys, now.start)
         # a token that is decoded is read as a cache holds it, and so is one that is stored first
         kept = self.stored or self._now.answered
         for kind, x in zip(KINDS, (keys, values), strict=True) if how.reads is None else ():

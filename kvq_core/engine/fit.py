@@ -3,20 +3,24 @@
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from kvq_core.codecs.center import Center
+from kvq_core.codecs.fold import Fold
 from kvq_core.codecs.hadamard import Hadamard
-from kvq_core.codecs.tiers import TierPlan, TierStoring
-from kvq_core.engine.centering import center_of, center_prompt
+from kvq_core.codecs.stream import Stream
+from kvq_core.codecs.tiers import TierPlan, Tiers, TierStoring
+from kvq_core.engine.centering import center_of, center_prompt, slow_biases, slow_note
 from kvq_core.engine.prefill import LayerGroup
-from kvq_core.engine.rotation import rotate_prompt, rotation_note, rotation_of
+from kvq_core.engine.rotation import fold_of, fold_prompt, rotate_prompt, rotation_note, rotation_of
 from kvq_core.methods import Codec, Fitted, Method, ModelRef, Prompt, Window
+from kvq_core.models.pairs import pairs_of
 from kvq_core.models.rope import Rope
-from kvq_core.spec import Assignment, Centering, Rotation, layer_words
+from kvq_core.spec import Assignment, Transforms, layer_words
 
 Made = TypeVar("Made")
 
@@ -47,6 +51,11 @@ class FitSource:
         return codec if codec is None or self.now is None else codec.begun(self.now)
 
     @property
+    def context(self) -> int:
+        """Tokens of the prompt and of the answer, at most."""
+        return len(self.rope.cos)
+
+    @property
     def layers(self) -> int:
         return sum(len(group.layers) for group in self.groups)
 
@@ -58,6 +67,7 @@ class MethodFit:
     pre: bool  # keys are stored before RoPE
     fitted: dict[int, Fitted] = field(default_factory=dict)
     centers: dict[int, Center | None] = field(default_factory=dict)
+    folds: dict[int, Fold | None] = field(default_factory=dict)
     rotations: dict[int, Hadamard | None] = field(default_factory=dict)
     notes: dict[str, list[int]] = field(default_factory=dict)
 
@@ -65,18 +75,17 @@ class MethodFit:
     def of(
         cls,
         method: Method,
-        center: Centering,
+        how: Transforms,
         layers: tuple[int, ...],
         source: FitSource,
-        rotation: tuple[Rotation, int | None] = ("none", None),
     ) -> "MethodFit":
-        """Fit a method on some of the model's layers; ``rotation``: what turns the tensors, and in which blocks.
+        """Fit a method on some of the model's layers; ``how``: what it sees in place of the tensors.
 
         Raises MethodError where the method cannot handle the prompt's tensors.
         """
         fit = cls(method.key_space == "pre")
         inside = {g: own for g, group in enumerate(source.groups) if (own := within(layers, group))}
-        prompts = ((g, fit._seen(method, center, rotation, g, own, source)) for g, own in inside.items())
+        prompts = ((g, fit._seen(method, how, g, own, source)) for g, own in inside.items())
         if method.spans_layers:
             every = dict(prompts)
             method, prompts = fit._decide(method, layers, every, source), ((g, every.pop(g)) for g in inside)
@@ -89,8 +98,7 @@ class MethodFit:
     def _seen(
         self,
         method: Method,
-        center: Centering,
-        rotation: tuple[Rotation, int | None],
+        how: Transforms,
         g: int,
         inside: list[int],
         source: FitSource,
@@ -99,23 +107,40 @@ class MethodFit:
         group = source.groups[g]
         prompt = _prompt(method, group, inside, source, self.pre)
         bias = None if group.key_bias is None else take(group.key_bias, inside)
-        self.centers[g] = center_of(center, prompt, source.rope.on(prompt.layers), self.pre, bias)
-        self.rotations[g] = turn = rotation_of(*rotation, prompt)
+        if how.center == "slow" and bias is not None:
+            pairs = pairs_of(source.rope, prompt.layers)
+            bias = slow_biases(bias, pairs, source.context)
+            self.notes.setdefault(slow_note(pairs, source.context), []).extend(prompt.layers)
+        self.centers[g] = center_of(how.center, prompt, source.rope.on(prompt.layers), self.pre, bias)
+        prompt = center_prompt(prompt, self.centers[g])
+        self.folds[g] = fold_of(how.fold, prompt)
+        self.rotations[g] = turn = rotation_of(how.rotate, how.rotate_block, prompt)
         if turn is not None:
             self.notes[rotation_note(turn)] = []
-        return rotate_prompt(center_prompt(prompt, self.centers[g]), turn, keys=not self.pre)
+        return rotate_prompt(fold_prompt(prompt, self.folds[g]), turn, keys=not self.pre)
 
     def storing(self, assigned: Assignment, g: int, source: FitSource) -> TierStoring:
         """How a rule stores its tensor on a device."""
         fitted, is_key = self.fitted[g], assigned.tensor == "keys"
         codec = fitted.key if is_key else fitted.value
-        center = self.centers[g] if is_key else None
-        return TierStoring(assigned.window, source.begun(codec), center, self.rotations[g], assigned.number)
+        center, fold = (self.centers[g], self.folds[g]) if is_key else (None, None)
+        center = None if center is None or center.left_out is not None else center
+        return TierStoring(assigned.window, source.begun(codec), center, self.rotations[g], fold, assigned.number)
+
+    def left_out(self, g: int) -> Center | None:
+        """The constant that no key of a device's layers is read with; None where there is none."""
+        center = self.centers[g]
+        return None if center is None or center.left_out is None else center
 
     def turn(self, g: int, layer: int) -> Hadamard | None:
         """What turns one of a device's layers, counted from the first that is fitted there."""
         rotation = self.rotations[g]
         return None if rotation is None else rotation.on(layer)
+
+    def folded(self, g: int, layer: int) -> Fold | None:
+        """The scales of one of a device's layers, counted alike."""
+        fold = self.folds[g]
+        return None if fold is None else fold.on(layer)
 
     def _decide(self, method: Method, layers: tuple[int, ...], prompts: dict[int, Prompt], source: FitSource) -> Method:
         """The method with all decided that spans its layers; says which these are where they are not the model's."""
@@ -146,6 +171,21 @@ def tiers_of(stack: Stack, g: int, source: FitSource) -> TierPlan:
     return TierPlan(body, ends.get("first"), ends.get("last"), tuple(spans))
 
 
+def encoded(stack: Stack, g: int, source: FitSource) -> Stream | Tiers:
+    """The prompt of a device's layers as rules store it, before it belongs to any lane."""
+    group, (assigned, fit) = source.groups[g], stack[-1]
+    inside = within(assigned.layers, group)
+    x = source.entering(take(group.keys if assigned.tensor == "keys" else group.values, inside)).float()
+    if assigned.tensor == "keys" and any(fit.pre for _, fit in stack):
+        x = source.rope.on(tuple(group.layers[i] for i in inside)).unrotate(x, 0)
+    if assigned.tensor == "keys" and (left_out := fit.left_out(g)) is not None:
+        x = left_out.without(x, 0)
+    if len(stack) == 1 and assigned.rule.tokens == "all":
+        how = fit.storing(assigned, g, source)
+        return how.stream(x, 0, how.window)
+    return Tiers.of_prompt(x, tiers_of(stack, g, source))
+
+
 class FitCache:
     """What several lanes of one run need alike, made once by whichever comes first; the others wait for it."""
 
@@ -169,7 +209,7 @@ class FitCache:
         """Forget what was made for other plans than these, which are those of the lanes to come."""
         needed = {made for plan in plans for assigned in plan for made in (assigned.fit, assigned.stream)}
         # fits are kept under what decides them, streams under what decides the first of the rules that share them
-        self._made = {key: made for key, made in self._made.items() if key[:4] in needed or key[0] in needed}
+        self._made = {key: made for key, made in self._made.items() if key[:3] in needed or key[0] in needed}
 
 
 def within(layers: tuple[int, ...], group: LayerGroup) -> list[int]:
@@ -191,4 +231,12 @@ def _prompt(method: Method, group: LayerGroup, inside: list[int], source: FitSou
     queries = take(group.queries, inside).float() if method.needs_queries else None
     gram = take(group.query_gram, inside) if method.needs_queries else None
     scaling = tuple(group.scaling[i] for i in inside if group.scaling)
-    return Prompt(stored, values, queries, gram=gram, model=source.model, layers=layers, rotated=keys, scaling=scaling)
+    told = Prompt(stored, values, queries, gram=gram, model=source.model, layers=layers, rotated=keys, scaling=scaling)
+    return replace(told, pairs=_pairs(source.rope, layers, keys.device))
+
+
+def _pairs(rope: Rope, layers: tuple[int, ...], device: torch.device) -> Tensor | None:
+    """The RoPE pair of each channel (layers, head_dim); None where that cannot be told."""
+    if not rope.on(layers).known or len(rope.cos) <= 1:
+        return None
+    return torch.stack([own.of for own in pairs_of(rope, layers)]).to(device)

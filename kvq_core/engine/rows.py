@@ -19,6 +19,7 @@ from kvq_core.engine.cache import KINDS, LaneCache, Part
 from kvq_core.engine.copies import Copies, tokens_at, tokens_of
 from kvq_core.engine.key_choices import Choices, KeyChoices
 from kvq_core.engine.key_log import KeyLog, LayerReached
+from kvq_core.engine.left_out import BiasesLeftOut
 from kvq_core.engine.places import RowPlaces
 from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import LayerGroup
@@ -46,6 +47,7 @@ class Rows:
         self.held = list(range(self.lanes + 1))  # lanes whose prefix is held, in order
         self.as_computed = AsComputed(caches, groups)
         self.pre_rope = PreRope(rope, caches, groups)
+        self.left_out = BiasesLeftOut(rope, caches)
         self.stored_first = StoredFirst(caches)
         self.place = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
         self.cores = torch.get_num_threads() if all(group.device.type == "cpu" for group in groups) else 1
@@ -90,6 +92,7 @@ class Rows:
         self._places = [RowPlaces.of(self.lane_of, self.held, copies.tail_keys.device) for copies in self.copies]
         self.as_computed.reindex(self.lane_of)
         self.pre_rope.reindex(self.lane_of)
+        self.left_out.reindex(self.lane_of)
 
     def fork(self, row: int, choices: Choices) -> int:
         """Give a forced row's lane its own free row, a copy of it as it stands, which reads what ``choices`` of its own
@@ -136,7 +139,8 @@ class Rows:
         count, heads, fresh, dim = keys.shape
         held = len(self.held)
         if how.reads is None:
-            self._enter(copies, layer, i, keys.float(), values.float())
+            own_keys = self.left_out.without(layer, keys.float(), self.tokens)
+            self._enter(copies, layer, i, own_keys, values.float())
         asked = round_queries(queries.float(), [self.roundings[lane] for lane in self.lane_of], held_by) * how.scaling
         q = asked.reshape(count, heads, -1, dim)  # (rows, kv_heads, groups * fresh, head_dim)
         tail = slice(0, self.tokens - self.prefix + fresh)

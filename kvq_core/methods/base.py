@@ -30,7 +30,9 @@ class Prompt:
     ``metadata`` is the dtype of scales and zero-points. ``model`` and ``layers``, the tensors' layers in it, are known
     inside a run; tensors on their own belong to no model. ``keys`` of a lane that centres them are those less the
     constant, as the codec sees them; ``rotated``: the true keys after RoPE, whatever the space. Where a lane rotates,
-    all of these are turned. ``scaling``: what q.k is multiplied with, by layer; 1/sqrt(head_dim) where it is not given.
+    all of these are turned; where it folds scales, keys are divided by them and queries multiplied. ``scaling``: what
+    q.k is multiplied with, by layer; 1/sqrt(head_dim) where it is not given. ``pairs`` (layers, head_dim): which RoPE
+    pair each channel is of; None where that is not known.
     """
 
     keys: Tensor
@@ -42,6 +44,7 @@ class Prompt:
     layers: tuple[int, ...] = ()
     rotated: Tensor | None = None
     scaling: tuple[float, ...] = ()
+    pairs: Tensor | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scaling", self.scaling or (self.keys.shape[-1] ** -0.5,) * len(self.keys))
@@ -57,7 +60,7 @@ class Prompt:
             parts = [getattr(prompt, name) for prompt in prompts]
             return None if parts[0] is None else torch.cat([part.to(first.keys.device) for part in parts])
 
-        tensors = {name: whole(name) for name in ("keys", "values", "queries", "gram", "rotated")}
+        tensors = {name: whole(name) for name in ("keys", "values", "queries", "gram", "rotated", "pairs")}
         layers, scaling = (sum((getattr(prompt, name) for prompt in prompts), ()) for name in ("layers", "scaling"))
         return replace(first, **tensors, layers=layers, scaling=scaling)
 
@@ -150,6 +153,7 @@ class Method(BaseModel):
     scales: ClassVar[tuple[Axis | None, Axis | None]] = (None, None)
     token_local: ClassVar[tuple[bool, bool]] = (False, False)  # codes of keys, of values are a token and layer's alone
     home: ClassVar[Home | None] = None  # of its first engine; None: no engine has it
+    not_folded: ClassVar[str | None] = None  # why a lane's fold cannot divide its keys by scales of RoPE pairs
     queries_to: ClassVar[str | None] = None  # in words, what query_rounding rounds queries to
     anywhere: ClassVar[bool] = False  # every engine has it, and it fits the home of whatever it stands beside
 

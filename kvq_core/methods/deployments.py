@@ -140,10 +140,20 @@ def with_center(ways: tuple[Elsewhere, ...], center: str) -> tuple[Elsewhere, ..
     """
     if center == "none":
         return ways
-    said = "Keys are stored as they are, not centred."
-    plain = tuple(replace(way, differs=" ".join(filter(None, (said, way.differs)))) for way in ways)
+    mend = " python -m kvq_core mend writes a file without slow biases." if center == "slow" else ""
+    plain = _with_note(ways, f"Keys are stored as they are, not centred.{mend}")
     of_q4 = [way for way in ways if Q4_KEYS in way.how] if center == "mean_after_rope" else []
     return (*plain, *map(_fork, of_q4))
+
+
+def with_fold(ways: tuple[Elsewhere, ...], fold: str) -> tuple[Elsewhere, ...]:
+    """The ways to use a method for a lane that folds scales of keys, which no engine does by itself."""
+    said = "Keys are stored as they are; python -m kvq_core mend writes a file with scales folded in."
+    return ways if fold == "none" else _with_note(ways, said)
+
+
+def _with_note(ways: tuple[Elsewhere, ...], said: str) -> tuple[Elsewhere, ...]:
+    return tuple(replace(way, differs=" ".join(filter(None, (said, way.differs)))) for way in ways)
 
 
 def with_rotation(ways: tuple[Elsewhere, ...], rotate: str) -> tuple[Elsewhere, ...]:

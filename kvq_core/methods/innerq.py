@@ -6,6 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from kvq_core.codecs.fold import pair_scales
 from kvq_core.codecs.window import Window
 from kvq_core.methods.base import Fitted, ModelShape, Prompt
 from kvq_core.methods.inner import InnerCodec, Mode
@@ -34,7 +35,7 @@ class InnerQ(BitsMethod):
         'the text ("separating the sign bit") and the sizes of Table 1 agree with.',
         "normalize_keys = exact applies n after RoPE, where its maxima were taken: decoding multiplies it back, which "
         "equals scaling the query. Folding untied norms into W_Q and W_K (Algorithm 2, lines 18 to 20) is wrong under "
-        "RoPE; folded ties n over each rotated pair (i, i + head_dim / 2), which makes folding exact.",
+        "RoPE; folded ties n over each pair that RoPE rotates, which makes folding exact (the lane option fold).",
         "Algorithm 1 evicts a group of keys every step (lines 15 to 17); here the oldest key leaves once more than "
         "recent_tokens are held, and the oldest group of values once recent_tokens + group_size are.",
         "Scores are scaled as the model does it (Eq. 4: 1/sqrt(head_dim)), not by 1/head_dim as the algorithms print.",
@@ -83,6 +84,12 @@ class InnerQ(BitsMethod):
         return key, Window(sink=self.sink_tokens, recent=self.recent_tokens, step=self.group_size)
 
     @property
+    def not_folded(self) -> str | None:  # type: ignore[override]  # a knob decides it
+        if self.normalize_keys != "folded":
+            return None
+        return "normalize_keys = folded does this already; take exact or off, or leave fold out"
+
+    @property
     def not_rotated(self) -> str | None:
         if self.normalize_keys != "folded":
             return None
@@ -95,7 +102,7 @@ class InnerQ(BitsMethod):
 
     def fit(self, prompt: Prompt) -> Fitted:
         zero_point = prompt.metadata if self.zero_point == "float16" else torch.float32
-        norms = key_norms(prompt.keys, self.normalize_keys, prompt.metadata)
+        norms = key_norms(prompt.keys, self.normalize_keys, prompt.metadata, prompt.pairs)
         common = (self.mode, prompt.metadata, zero_point)
         shared = {} if norms is None else {"norms": norms}
         key = InnerCodec(self.width("key"), self.group_size, "channels", *common, shared)
@@ -112,17 +119,15 @@ class InnerQ(BitsMethod):
         return f"K{self.width('key')} V{self.width('value')} · group {self.group_size} · {self.mode} · {windows}"
 
 
-def key_norms(keys: Tensor, how: str, dtype: torch.dtype) -> Tensor | None:
+def key_norms(keys: Tensor, how: str, dtype: torch.dtype, pairs: Tensor | None = None) -> Tensor | None:
     """n_c = sqrt(max_t |K_tc|) (Section 4.3) of keys (layers, kv_heads, tokens, head_dim), 1 where a channel is zero.
 
     (layers, kv_heads, 1, head_dim) in ``dtype``, the numbers that encoding and decoding both use; ``folded`` takes the
-    maximum over each pair RoPE rotates, so that K / n commutes with RoPE.
+    maximum over each pair RoPE rotates, so that K / n commutes with RoPE, see ``pair_scales``.
     """
     if how == "off":
         return None
-    largest = keys.abs().amax(-2, keepdim=True)
     if how == "folded":
-        half = largest.unflatten(-1, (2, -1)).amax(-2)
-        largest = torch.cat([half, half], -1)
-    norms = largest.sqrt().to(dtype)
+        return pair_scales(keys, pairs, dtype)
+    norms = keys.abs().amax(-2, keepdim=True).sqrt().to(dtype)
     return torch.where(norms > 0, norms, torch.ones_like(norms))

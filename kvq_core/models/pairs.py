@@ -1,5 +1,6 @@
 """The pairs of channels that RoPE turns together, and how fast it turns them, read off the rotation itself."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from kvq_core.models.rope import Rope
 
+SLOW = 1 / 32  # radians over a whole context, within which a pair hardly turns
 _LEAST = 1e-12  # of a rotation's matrix at position 1, beside which an entry is rounding
 
 
@@ -33,6 +35,10 @@ class Pairs:
         theta[of] = torch.where(other == torch.arange(dim), torch.zeros_like(angle), angle)
         return cls(of, theta.float())
 
+    def slow(self, context: int) -> Tensor:
+        """Which pairs turn by no more than ``SLOW`` over so many tokens: bool (pairs,)."""
+        return self.theta * context <= SLOW
+
     def sums(self, x: Tensor) -> Tensor:
         """The sum over each pair's channels: x (..., head_dim) -> (..., pairs)."""
         return x.new_zeros(*x.shape[:-1], len(self.theta)).index_add_(-1, self.of.to(x.device), x)
@@ -44,3 +50,11 @@ class Pairs:
     def members(self, pair: int) -> list[int]:
         """The channels of a pair."""
         return (self.of == pair).nonzero().flatten().tolist()
+
+
+def pairs_of(rope: Rope, layers: Sequence[int]) -> list[Pairs]:
+    """Of some layers; those that the same tables turn share them. ``rope``: of all the layers of a model, for two
+    positions or more."""
+    tables = [(rope.number_of(layer), rope.rotates(layer)) for layer in layers]
+    made = {table: Pairs.of_rope(rope, layer) for table, layer in zip(reversed(tables), reversed(layers), strict=True)}
+    return [made[table] for table in tables]

@@ -105,7 +105,7 @@ def lane_layers(
         _check(lane, each)
         own = {a.tensor: a.window for a in assigned if a.fit == each.fit}
         windows = own.get("keys", UNTOUCHED), own.get("values", UNTOUCHED)
-        asked = TransformOptions(each.center, each.rotation)
+        asked = TransformOptions.of(each.transforms)
         plan = PackingPlan(each.method, windows, path, None, ref, room, shape.scaling, len(each.layers), asked)
         plans.setdefault(each.fit, plan)
     for each in assigned:
@@ -127,7 +127,12 @@ def _check(lane: Lane, each: Assignment) -> None:
             f"{lane.title}: packed execution stores all tokens of a layer by one rule; leave tokens of "
             f"{each.rule.named()} out."
         )
-    named = TransformOptions(each.center, each.rotation).named
+    if each.transforms.center == "slow" or each.transforms.fold != "none":
+        raise MethodError(
+            f"{lane.title}: packed execution holds neither center = slow nor fold = keys; mend the model's file "
+            "instead (python -m kvq_core mend), or leave them out."
+        )
+    named = TransformOptions.of(each.transforms).named
     if named is not None and each.method.spans_layers:
         raise MethodError(
             f"{lane.title}: packed execution decides {each.method.title} over the keys of all layers as they are; "

@@ -10,7 +10,7 @@ from kvq_core.engine.centering import center_of, center_prompt
 from kvq_core.engine.rotation import rotate_prompt, rotation_of
 from kvq_core.methods import Prompt
 from kvq_core.packed.rope_tables import RopeTables
-from kvq_core.spec import Centering, Rotation
+from kvq_core.spec import Centering, Rotation, Transforms
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ class TransformOptions:
     rotation: tuple[Rotation, int | None] = ("none", None)
     turns: RopeTables | None = None
     bias: Tensor | None = None
+
+    @classmethod
+    def of(cls, asked: Transforms) -> "TransformOptions":
+        """A rule's own, which are none of ``slow`` and ``fold``."""
+        return cls(asked.center, (asked.rotate, asked.rotate_block))
 
     @property
     def named(self) -> str | None:

@@ -103,6 +103,7 @@ def rule_record(rule: Rule) -> RuleRecord:
         sink_tokens=rule.sink_tokens,
         recent_tokens=rule.recent_tokens,
         center=rule.center,
+        fold=rule.fold,
         rotate=rule.rotate,
         rotate_block=rule.rotate_block,
     )

@@ -101,6 +101,7 @@ class RuleRecord(RecordPart):
     sink_tokens: int | None
     recent_tokens: int | None
     center: str = "none"  # the constant its quantized keys are stored without
+    fold: str = "none"  # what their scales were folded out of
     rotate: str = "none"  # what turned the channels of what it stores
     rotate_block: int | None = None  # channels it mixed; None: as many as could be
 
@@ -120,6 +121,7 @@ class LaneRecord(RecordPart):
     sink_tokens: int | None
     recent_tokens: int | None
     center: str = "none"
+    fold: str = "none"
     rotate: str = "none"
     rotate_block: int | None = None
     rules: list[RuleRecord]

@@ -30,8 +30,9 @@ from kvq_core.spec.read import (
     read_spec,
     with_bundle,
 )
-from kvq_core.spec.rule import TENSORS, Centering, Rotation, Rule, Tensor
+from kvq_core.spec.rule import TENSORS, Rule, Tensor
 from kvq_core.spec.size import CacheAt
+from kvq_core.spec.transforms import Centering, Folding, Rotation, Transforms
 
 __all__ = [
     "BUNDLES",
@@ -43,6 +44,7 @@ __all__ = [
     "CacheAt",
     "Capture",
     "Centering",
+    "Folding",
     "Chunks",
     "ComparisonSpec",
     "Lane",
@@ -52,6 +54,7 @@ __all__ = [
     "Stress",
     "Tensor",
     "Tool",
+    "Transforms",
     "bundle_lanes",
     "bundle_of",
     "canonical_json",

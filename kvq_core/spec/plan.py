@@ -10,7 +10,8 @@ from kvq_core.complaints import first_line
 from kvq_core.errors import SpecError
 from kvq_core.methods import Method, ModelShape, Window
 from kvq_core.spec.layers import layer_words
-from kvq_core.spec.rule import TENSORS, Centering, Rotation, Rule, Tensor
+from kvq_core.spec.rule import TENSORS, Rule, Tensor
+from kvq_core.spec.transforms import Transforms
 
 _ORDER = ("spans", "first", "last", "all")
 
@@ -47,17 +48,12 @@ class Assignment:
     @property
     def fit(self) -> tuple[Hashable, ...]:
         """What decides the fit: assignments that agree in it take their codecs from one."""
-        return self.method, self.center, self.rotation, self.layers
+        return self.method, self.transforms, self.layers
 
     @property
-    def center(self) -> Centering:
-        """What the method is fitted without: of keys and values of one rule alike, though only keys lose it."""
-        return self.rule.center
-
-    @property
-    def rotation(self) -> tuple[Rotation, int | None]:
-        """What turns the tensors it is fitted on, and in which blocks: of keys and values of one rule alike."""
-        return self.rule.rotate, self.rule.rotate_block
+    def transforms(self) -> Transforms:
+        """What the method is fitted behind: of keys and values of one rule alike, though only keys lose a constant."""
+        return self.rule.transforms
 
     def without(self, layers: frozenset[int]) -> "Assignment | None":
         """It without these layers, which stay fp16; None where no other is left."""
@@ -171,6 +167,7 @@ class Stack:
             own = [rule for _, rule in self.rules if rule.tier[0] == kind]
             self._check_ends([(rule.quantizes(self.tensor), rule.tier[1]) for rule in own], kind)
         self._check_sinks()
+        self._check_left_out()
         made = list(self.assignments())  # refuses windows that a method cannot have
         apart = [a for a in made if a.rule.tier[0] != "all" and a.rule.quantizes(self.tensor)]
         if apart or any(a.beside for a in made):
@@ -201,6 +198,15 @@ class Stack:
             raise SpecError(
                 f"{self._named()}: {body.method} keeps the first {sinks} tokens in fp16, of which first:{head.tier[1]} "
                 f"holds some encoded; give first:{sinks} or more, or sink_tokens = {head.tier[1]} or less."
+            )
+
+    def _check_left_out(self) -> None:
+        """Raises SpecError where some tokens would be read with biases and others without."""
+        how = {rule.center == "slow" for _, rule in self.rules if rule.quantizes(self.tensor)}
+        if self.tensor == "keys" and len(how) > 1:
+            raise SpecError(
+                f"{self._named()}: center = slow leaves biases out of all tokens of a layer; give it to all of these "
+                "rules, or to none."
             )
 
     def _check_codecs(self, made: list[Assignment]) -> None:

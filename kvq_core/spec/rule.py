@@ -8,12 +8,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.methods import Method, ModelShape, Window, largest_block, make, methods
+from kvq_core.methods import Method, ModelShape, Window, make, methods
 from kvq_core.spec.layers import layer_words
 from kvq_core.spec.part import SpecPart
+from kvq_core.spec.transforms import Centering, Folding, Rotation, Transforms
 
-Centering = Literal["none", "mean", "bias", "mean_after_rope"]
-Rotation = Literal["none", "hadamard", "signed"]
 Tensor = Literal["keys", "values"]
 Count = Annotated[int, Field(ge=0)]
 Numbers = Annotated[Literal["all"] | tuple[Count, ...], Field(examples=["all", [0, 1]])]
@@ -48,7 +47,13 @@ class Storing(SpecPart):
     center: Centering = Field(
         "none",
         description="What quantized keys are stored without, a constant of each KV head and channel: the prompt's mean "
-        "key before RoPE, the bias of the key projection, or the mean after RoPE.",
+        "key before RoPE, the bias of the key projection, or the mean after RoPE; slow: biases of RoPE pairs that turn "
+        "by at most 1/32 rad over the context, left out of all keys and not added back.",
+    )
+    fold: Folding = Field(
+        "none",
+        description="Divide quantized keys by a scale of each KV head and RoPE pair, taken from the prompt's keys "
+        "after centring, and multiply it back when they are read.",
     )
     rotate: Rotation = Field(
         "none",
@@ -83,9 +88,7 @@ class Rule(Storing):
         if isinstance(self.layers, tuple) and len(set(self.layers)) < len(self.layers):
             raise SpecError(f"layers = {excerpt(list(self.layers))} name a layer twice; give each once.")
         self._check_tokens()
-        if reason := self._not_centred():
-            raise SpecError(f"center = {self.center}: {reason}.")
-        self._check_rotation()
+        self.transforms.check(self.build(), self.quantizes("keys"), self.quantizes("values"))
         if self.build().selection is not None and (self.tensors != "both" or self.tokens != "all"):
             raise SpecError(f"{self.method} chooses tokens, with their keys and values; leave tensors and tokens out.")
         built = self.build().model_dump(mode="json")
@@ -169,40 +172,10 @@ class Rule(Storing):
         window = self.windows()[TENSORS.index(tensor)]
         return self.covers(tensor) and window.step is not None and self.build().quantizes
 
-    def center_bytes(self, shape: ModelShape) -> int:
-        """Stored bytes of a quantized layer's constant: fp16, and none where it is known from the weights."""
-        return 2 * shape.kv_heads * shape.head_dim if self.center in ("mean", "mean_after_rope") else 0
-
-    def _check_rotation(self) -> None:
-        """Raises SpecError where what the rule stores cannot be turned on any model."""
-        if self.rotate_block is not None and self.rotate_block & (self.rotate_block - 1):
-            raise SpecError(f"rotate_block = {self.rotate_block} is no power of two; give 2, 4, 8, ... up to head_dim.")
-        if self.rotate == "none":
-            if self.rotate_block is not None:
-                raise SpecError(f"rotate_block = {self.rotate_block} needs rotate = hadamard or signed; give both.")
-            return
-        if reason := self._not_rotated():
-            raise SpecError(f"rotate = {self.rotate}: {reason}.")
-
-    def _not_rotated(self) -> str | None:
-        """Why it cannot be turned, on any model; None where it can."""
-        if not any(self.quantizes(tensor) for tensor in TENSORS):
-            return "this lane quantizes nothing; leave rotate out"
-        method = self.build()
-        if method.not_rotated is None and method.key_space == "pre" and self.quantizes("keys"):
-            return f"{self.method} stores these keys before RoPE, and keys are turned after it; take tensors = values"
-        return method.not_rotated
-
-    def _head_not_rotated(self, head_dim: int) -> str | None:
-        """Why heads of that size cannot be turned; None where they can."""
-        largest = largest_block(head_dim)
-        if self.rotate == "none":
-            return None
-        if largest == 1:
-            return f"rotate = {self.rotate} mixes blocks of a power of two, and head_dim = {head_dim} is odd"
-        if largest % (self.rotate_block or 1):
-            return f"rotate_block = {self.rotate_block} does not divide head_dim = {head_dim}; give {largest} or less"
-        return None
+    @property
+    def transforms(self) -> Transforms:
+        """What stands between its tensors and the codec."""
+        return Transforms(self.center, self.fold, self.rotate, self.rotate_block)
 
     def missing_layer(self, shape: ModelShape) -> str | None:
         """Which layer it names that the model has not, or that it cannot quantize; None where all are there."""
@@ -224,22 +197,13 @@ class Rule(Storing):
         if missing := self.missing_layer(shape):
             return missing
         method = self.build()
-        if self.center == "bias" and shape.key_bias != "bias":
-            there = (
-                "have no bias"
-                if shape.key_bias == "none"
-                else "have a norm or a bound behind their bias, which changes it"
-            )
-            return f"center = bias, and the model's key projections {there}; take center = mean"
         lost = None
         if method.key_space == "pre" and method.quantizes:
             lost = shape.not_before_rope(self.layers, "a method that stores keys after RoPE")
-        elif self.center in ("mean", "bias"):
-            lost = shape.not_before_rope(self.layers, "center = mean_after_rope")
-        if lost:
+        if lost := lost or self.transforms.why_not(shape, self.layers):
             return lost
         shapes = shape.by_heads(shape.keyed if self.sliding else shape.full)
-        reasons = (self._head_not_rotated(own.head_dim) or method.why_not(own) for own in shapes)
+        reasons = (self.transforms.head_not_rotated(own.head_dim) or method.why_not(own) for own in shapes)
         return next(filter(None, reasons), None) or (None if shape.stateful else method.keeps_all(shape.layers))
 
     def not_chunked(self, own_chunk: str) -> str | None:
@@ -272,9 +236,7 @@ class Rule(Storing):
         layers = "" if isinstance(self.layers, str) else f"{layer_words(self.layers)} "
         kind, count = self.tier
         tokens = {"all": "", "spans": f"{count} tokens of spans "}.get(kind, f"{kind} {count} ")
-        centred = "" if self.center == "none" else " centred"
-        turned = "" if self.rotate == "none" else " rotated"
-        return f"{layers}{tokens}{tensor}{self.build().short(self.tensors)}{centred}{turned}"
+        return f"{layers}{tokens}{tensor}{self.build().short(self.tensors)}{self.transforms.named}"
 
     def _options(self) -> list[tuple[str, str | None]]:
         """Options that are set, each with the method's knob of the same meaning, if it has one."""
@@ -283,14 +245,6 @@ class Rule(Storing):
         knobs = methods()[self.method].window_knobs()
         given = [o for o in ("sink_tokens", "recent_tokens") if getattr(self, o) is not None]
         return [(option, knobs.get(option)) for option in given]
-
-    def _not_centred(self) -> str | None:
-        """Why its keys cannot be stored without a constant, on any model; None where they can, or are not to be."""
-        if self.center == "none":
-            return None
-        if self.windows()[0].step is None:
-            return "this lane quantizes no keys; leave center out"
-        return self.build().not_centred
 
 
 def _changed(window: Window, changes: dict[str, Any]) -> Window:

@@ -90,6 +90,7 @@ def _storing(given: dict[str, Any]) -> dict[str, Any]:
         "sink_tokens": _number(given["sink_tokens"]),
         "recent_tokens": _number(given["recent_tokens"]),
         "center": _one_of(get_args(Lane.model_fields["center"].annotation), given.get("center", "none")),
+        "fold": _one_of(get_args(Lane.model_fields["fold"].annotation), given.get("fold", "none")),
         "rotate": _one_of(get_args(Lane.model_fields["rotate"].annotation), given.get("rotate", "none")),
         "rotate_block": _number(given.get("rotate_block")),
     }

@@ -50,12 +50,25 @@ OPTIONS = (
         "center",
         "Centre keys",
         "Quantize keys without a constant that all share: their mean before RoPE, the key projection's bias, or their "
-        "mean after RoPE, which loses what RoPE turns. A mean takes 2 bytes a channel; a bias is in the weights.",
+        "mean after RoPE, which loses what RoPE turns. A mean takes 2 bytes a channel; a bias is in the weights. Slow: "
+        "leave out biases of the RoPE pairs that hardly turn over the context, and add nothing back.",
         "choice",
         "none",
         None,
         None,
         get_args(Lane.model_fields["center"].annotation),
+        False,
+    ),
+    Knob(
+        "fold",
+        "Fold key scales",
+        "Divide keys by a scale of each RoPE pair before they are quantized, and multiply it back when they are read, "
+        "as if it were folded into the query and key projections. 2 bytes a channel.",
+        "choice",
+        "none",
+        None,
+        None,
+        get_args(Lane.model_fields["fold"].annotation),
         False,
     ),
     Knob(

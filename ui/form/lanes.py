@@ -8,7 +8,7 @@ from kvq_core.methods import methods
 from kvq_core.spec import MAX_LANES, Lane, in_words, parse_lane
 from ui.form.controls import set_knob
 from ui.form.rules import describe_rule
-from ui.html.cards import CENTRED, ROTATED, read_in_words
+from ui.html.cards import CENTRED, FOLDED, ROTATED, read_in_words
 
 LaneForm = dict[str, Any]
 FIRST = "kivi"
@@ -55,6 +55,7 @@ def add_lane(lanes: list[LaneForm], method: str | None = None) -> list[LaneForm]
         "sink_tokens": None,
         "recent_tokens": None,
         "center": "none",
+        "fold": "none",
         "rotate": "none",
         "rotate_block": None,
         "rules": None,
@@ -158,6 +159,8 @@ def describe_lane(lane: LaneForm) -> tuple[str, str | None]:
         words.append("windows, too")
     if built.center in CENTRED:
         words.append(CENTRED[built.center])
+    if built.fold in FOLDED:
+        words.append(FOLDED[built.fold])
     if built.rotate in ROTATED:
         words.append(ROTATED[built.rotate])
     words += read_in_words(built.prefill)

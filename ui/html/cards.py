@@ -20,7 +20,9 @@ CENTRED = {
     "mean": "keys centred on their mean",
     "bias": "keys centred on the projection's bias",
     "mean_after_rope": "keys centred on their mean after RoPE",
+    "slow": "slow key biases left out",
 }  # a lane's center in words
+FOLDED = {"keys": "keys folded"}  # its fold
 ROTATED = {"hadamard": "rotated", "signed": "rotated after random signs"}  # its rotate
 Stat = tuple[str, str]
 EXPLAINED = {"K / V bits": "bits", "size": "bytes", "KLD": "KLD", "flips": "flips"}  # numbers by their glossary's words
@@ -170,6 +172,7 @@ def settings(lane: LaneRecord) -> str:
         return " · ".join([lane.summary, *read])
     only = [f"{lane.tensors} only"] if lane.tensors != "both" else []
     centred = [CENTRED[lane.center]] if lane.center in CENTRED else []
+    centred += [FOLDED[lane.fold]] if lane.fold in FOLDED else []
     turned = [ROTATED[lane.rotate]] if lane.rotate in ROTATED else []
     return " · ".join([lane.summary, *only, *centred, *turned, *read])
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from kvq_core.analysis.deploy import Refusal, leaves_windows, whole_lane
 from kvq_core.errors import SpecError
 from kvq_core.methods import LayerKind, make
-from kvq_core.methods.deployments import NO_DEPLOYMENT, READ_IN, Elsewhere, Home, with_center, with_rotation
+from kvq_core.methods.deployments import NO_DEPLOYMENT, READ_IN, Elsewhere, Home, with_center, with_fold, with_rotation
 from kvq_core.record.fields import LaneRecord, RuleRecord
 from ui.html.escape import safe
 from ui.html.numbers import join_words
@@ -82,6 +82,7 @@ def _muted(text: str) -> str:
 
 def _ways(rule: RuleRecord) -> tuple[Elsewhere, ...]:
     try:
-        return with_rotation(with_center(make(rule.method, **rule.knobs).elsewhere(), rule.center), rule.rotate)
+        ways = with_center(make(rule.method, **rule.knobs).elsewhere(), rule.center)
+        return with_rotation(with_fold(ways, rule.fold), rule.rotate)
     except SpecError:  # a run of an earlier version, whose method or knob is gone
         return ()

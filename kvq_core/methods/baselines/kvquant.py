@@ -128,6 +128,10 @@ class KvQuant(Method):
         return None if self.calibration is None else "its ranges were calibrated on keys as they are"
 
     @property
+    def not_folded(self) -> str | None:  # type: ignore[override]  # a knob decides it
+        return None if self.calibration is None else "its ranges were calibrated on keys as they are"
+
+    @property
     def not_rotated(self) -> str | None:
         return None if self.calibration is None else "its levels were calibrated on values as they are"
 

@@ -36,6 +36,7 @@ class Rvq(Method):
     name: ClassVar[str] = "rvq"
     title: ClassVar[str] = "Residual VQ (prompt-only calibration)"
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2410.15704"
+    not_folded = "RVQ learns its codebooks from the prompt's keys as they are; leave fold out"
     deviations: ClassVar[tuple[str, ...]] = (
         "Calibrated on the prompt: k-means of at most 4,096 of its vectors a layer, four rounds, with a seed. The "
         "authors train on other texts, k-means first and then exponential moving averages.",

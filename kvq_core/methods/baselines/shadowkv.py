@@ -84,6 +84,7 @@ class ShadowKv(Sparsity, Method):
     name: ClassVar[str] = "shadowkv"
     title: ClassVar[str] = "ShadowKV"
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2410.21465"
+    not_folded = "ShadowKV decomposes keys as they are; leave fold out"
     deviations: ClassVar[tuple[str, ...]] = (
         "U Σ and V are stored instead of U and Σ V: the product is the same, and fp16 cannot overflow; the authors "
         "store bf16.",

@@ -33,6 +33,7 @@ class Think(Method):
     name: ClassVar[str] = "think"
     title: ClassVar[str] = "ThinK"
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2407.21018"
+    not_folded = "ThinK ranks channels by queries and keys as they are; leave fold out"
     deviations: ClassVar[tuple[str, ...]] = (
         "All keys of the prompt are pruned, the newest 32, too, as in kvpress (its ThinKPress was reviewed by the "
         "paper's author); the paper, by recollection alone, leaves a recent window whole.",

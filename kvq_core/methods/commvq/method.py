@@ -30,6 +30,7 @@ class CommVQ(BitsMethod):
     name: ClassVar[str] = "commvq"
     title: ClassVar[str] = "CommVQ"
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2506.18879"
+    not_folded = "CommVQ's codebooks were learned from keys as they are; leave fold out"
     deviations: ClassVar[tuple[str, ...]] = (
         "Value digits are the encoder's most likely ones; the authors' evaluation code samples them (Gumbel-softmax).",
         "16 levels, one group a head: exactly 1 or 2 bits, trained in minutes; the paper's 64 levels (11·6/64 = 1.03 "
