@@ -88,6 +88,7 @@ def test_layers_in_no_rule_are_kept_in_fp16() -> None:
         ([{**FP16, "layers": [0]}, keys(FP16)], "it quantizes nothing"),
         ([keys(KIVI, tokens="last:8"), keys(TOKEN), values(KIVI)], "leave tokens of last 8 K kivi 2 out"),
         ([keys({"method": "qaq"}, center="mean"), values(KIVI)], "leave center = mean out"),
+        ([keys(TOKEN, fold="keys"), values(KIVI)], "mend the model's file"),
         ([keys(KIVI, layers=[9]), values(KIVI)], "rule 1 (layer 9 K kivi 2): layer 9 does not exist"),
     ],
 )
@@ -96,6 +97,12 @@ def test_what_has_no_packed_execution_is_named(rules: list[dict], said: str) -> 
     with pytest.raises(MethodError) as refused:
         measure(tiny("llama"), lane, prompt_ids(40), MeasureRequest(new_tokens=3))
     assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_biases_left_out_have_no_packed_execution() -> None:
+    lane = Lane.model_validate({"label": "slow", "rules": [keys(TOKEN, center="slow"), values(KIVI)]})
+    with pytest.raises(MethodError, match="neither center = slow nor fold = keys"):
+        measure(tiny("qwen2"), lane, prompt_ids(40), MeasureRequest(new_tokens=3))
 
 
 def test_a_lane_of_several_methods_is_measured_under_its_name() -> None:
