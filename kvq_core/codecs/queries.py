@@ -33,14 +33,3 @@ def rounded_q8_0(queries: Tensor) -> Tensor:
 def rounded_e4m3(queries: Tensor) -> Tensor:
     """8-bit floating point with 4 bits of exponent and 3 of mantissa, without a scale; larger is its most."""
     return queries.float().clamp(-MOST, MOST).to(torch.float8_e4m3fn).float()
-
-
-def scaled_e4m3(scale: Tensor) -> QueryRounding:
-    """The same of queries (query_heads, n, head_dim) that are divided by ``scale`` (kv_heads or 1, 1, 1) first, each by
-    that of its KV head, and multiplied afterwards."""
-
-    def rounding(queries: Tensor) -> Tensor:
-        own = scale.repeat_interleave(len(queries) // len(scale), 0)
-        return rounded_e4m3(queries / own) * own
-
-    return rounding

@@ -162,10 +162,10 @@ class LaneCache:
             select = asked_turned(fitted.select, fit.rotations[g], fit.folds[g])
             self.selects |= {layer: (select, at) for at, layer in enumerate(layers)}
         if is_key and (rounding := assigned.method.query_rounding(source.model)) is not None:
-            each = fitted.roundings or (rounding,) * len(layers)
-            behind = ((fit.turn(g, at), fit.folded(g, at)) for at in range(len(layers)))
-            rounded = (rounded_turned(one, *turned) for one, turned in zip(each, behind, strict=True))
-            self.roundings |= dict(zip(layers, rounded, strict=True))
+            turned = ((fit.turn(g, at), fit.folded(g, at)) for at in range(len(layers)))
+            self.roundings |= {
+                layer: rounded_turned(rounding, *behind) for layer, behind in zip(layers, turned, strict=True)
+            }
         codecs = (fitted.key if is_key else fitted.value for fitted in (fit.fitted[g] for _, fit in stack))
         self.model_bytes += sum(codec.model_bytes for codec in codecs if codec is not None)
         rope = source.rope.on(layers) if is_key and any(fit.pre for _, fit in stack) else None

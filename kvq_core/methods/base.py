@@ -96,15 +96,13 @@ class Fitted:
     """A method fitted on one prompt: a codec each for keys and values, and remarks for the lane's card.
 
     A codec is None only where the method's window never lets a token leave. ``select`` chooses, before every softmax,
-    the keys a row reads. ``roundings``: how queries of each layer are rounded, where that depends on what was fitted;
-    else ``Method.query_rounding`` says it.
+    the keys a row reads.
     """
 
     key: Codec | None
     value: Codec | None
     notes: tuple[str, ...] = ()
     select: Select | None = None
-    roundings: tuple[QueryRounding, ...] | None = None
 
 
 class KeySelection(BaseModel):

@@ -83,7 +83,6 @@ class PackedLayer:
     values_side: Side | None = None
     select: Select | None = None
     behind: transforms.Transform = AS_IT_IS  # of the keys
-    roundings: tuple[QueryRounding, ...] | None = None  # of each row's queries, where they depend on what was fitted
     readers: int = 0  # later layers that read what it holds, in the pass in which it takes tokens in
     entering: UnstoredTokens | None = None
 
@@ -161,7 +160,7 @@ class PackedLayer:
     def rewind(self, marks: Sequence[Hashable]) -> None:
         """Be as when the marks were made."""
         if not marks:  # the prompt had not come
-            self.keys_side = self.values_side = self.select = self.roundings = None
+            self.keys_side = self.values_side = self.select = None
             self.behind = AS_IT_IS
         for side, mark in zip(self.sides, marks, strict=True):
             side.rewind(mark)
@@ -216,8 +215,7 @@ class PackedLayer:
         rounding = self._rounding
         if rounding is None:
             return queries
-        each = self.roundings or (rounding,) * len(queries)
-        own = (rounded_turned(rounds, self.behind.of_row(row)) for row, rounds in enumerate(each))
+        own = (rounded_turned(rounding, self.behind.of_row(row)) for row in range(len(queries)))
         return torch.stack([rounds(q.float()) for rounds, q in zip(own, queries, strict=True)])
 
     def fill(self, queries: Tensor | None, keys: Tensor, values: Tensor) -> None:
@@ -252,7 +250,6 @@ class PackedLayer:
         turned, behind = plan.asked.before(prompt, plan.turns is not None)
         fitted = method.fit(turned)  # a row of the batch stands where a layer does
         if plan is self.plan:
-            self.roundings = fitted.roundings
             stored = prompt.keys if plan.stored is not None else entering.keys.float()
             self.keys_side = side_of(fitted.key, plan.windows[0], stored, plan.stored, plan.path, plan.room, behind)
             self.behind = behind

@@ -109,6 +109,9 @@ class Exl3(WidthMethod, Format):
             said = "With a compander a prompt's own chunk is read as computed; it is lost under tensor parallelism."
         else:
             said = "Heads that are no power of two up to 512 read a prompt's own chunk as computed."
+        said += (
+            " A prompt enters 1,024 tokens at a time while other jobs generate (1.6.5); its scripts take 4,096 alone."
+        )
         needs = "Needs an NVIDIA GPU, with CUDA 12.4 or newer."  # its README
         return (Elsewhere("ExLlamaV3", flags, said, needs, first_release("ExLlamaV3", "-cca" if bent else "-cq")),)
 

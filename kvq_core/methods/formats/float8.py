@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvq_core.codecs.blocks import Block
 from kvq_core.codecs.codec import of_layer
-from kvq_core.codecs.queries import QueryRounding, rounded_e4m3, scaled_e4m3
+from kvq_core.codecs.queries import QueryRounding, rounded_e4m3
 from kvq_core.methods.base import Fitted, ModelRef, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
 from kvq_core.methods.first_releases import first_release
@@ -86,10 +86,6 @@ class Fp8(Format):
 
     name: ClassVar[str] = "fp8"
     title: ClassVar[str] = "FP8"
-    deviations: ClassVar[tuple[str, ...]] = (
-        "Where scales are calibrated, queries are rounded with the keys' scale, as vLLM does where the checkpoint has "
-        "none of the queries' own.",
-    )
     home: ClassVar[Home | None] = VLLM
     queries_to: ClassVar[str | None] = "e4m3"
 
@@ -98,10 +94,12 @@ class Fp8(Format):
         "one", title="Scale", description="1, or the prompt's largest magnitude in a layer, or in a KV head."
     )
     quantize_query: bool = Field(
-        True, title="Round queries", description="To e4m3 as well, with the keys' scale, as FP8 attention does."
+        True, title="Round queries", description="To e4m3 as well, at scale 1, as FP8 attention does."
     )
 
     def query_rounding(self, model: ModelRef | None = None) -> QueryRounding | None:
+        # at scale 1 whatever the keys' scale: vLLM 0.33.0, model_executor/layers/quantization/kv_cache.py:171-199,
+        # overwrites what line 153 takes from the keys; SGLang 0.5.23's fa3 casts without a scale
         return rounded_e4m3 if self.quantize_query and self.format == "e4m3" else None
 
     def fit(self, prompt: Prompt) -> Fitted:
@@ -111,14 +109,7 @@ class Fp8(Format):
             Float8Codec(kind=self.format, shared={"scale": prompt_scale(x, LARGEST[self.format], self.scale == "head")})
             for x in (prompt.keys, prompt.values)
         )
-        if self.query_rounding() is None:
-            return Fitted(key, value, (CALIBRATED,))
-        said = f"{CALIBRATED}; queries are rounded with the keys'"
-        return Fitted(key, value, (said,), roundings=tuple(map(scaled_e4m3, key.shared["scale"])))
-
-    def data_hash(self, model: ModelRef) -> str | None:
-        """What tells runs whose queries are rounded with the keys' scale from earlier ones, where it was 1."""
-        return "queries scaled" if self.scale != "one" and self.query_rounding() is not None else None
+        return Fitted(key, value, (CALIBRATED,))
 
     def elsewhere(self) -> tuple[Elsewhere, ...]:
         asked = {"e4m3": "fp8", "e5m2": "fp8_e5m2"}[self.format]

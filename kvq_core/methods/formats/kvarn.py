@@ -13,7 +13,7 @@ from kvq_core.methods.formats.variance_tiles import LOWEST, TileCodec
 from kvq_core.methods.widths import SINK, Bits, BitsMethod
 
 KINDS: tuple[Literal["key", "value"], ...] = ("key", "value")
-DEPLOYED = (128, 256, 512)  # sizes of heads that vLLM's kernels take
+DEPLOYED = (64, 128, 256)  # sizes of heads in vLLM's pull request 46812
 
 
 class Kvarn(BitsMethod):
@@ -84,7 +84,9 @@ class Kvarn(BitsMethod):
             TileCodec(self.width(tensor), self.tile, tensor == "key", self.iterations, self.floor, turn)
             for tensor, turn in zip(KINDS, turns, strict=True)
         )
-        said = f"no engine deploys this: vLLM's kernels take heads of {', '.join(map(str, DEPLOYED))}, not of {dim}"
+        said = (
+            f"no engine deploys this: vLLM's pull request takes heads of {', '.join(map(str, DEPLOYED))}, not of {dim}"
+        )
         return Fitted(key, value, () if dim in DEPLOYED else (said,))
 
     def elsewhere(self) -> tuple[Elsewhere, ...]:
@@ -92,8 +94,8 @@ class Kvarn(BitsMethod):
         shipped = key == 4 and value in (2, 4) and self.floor == -0.3 and self.iterations == 8
         if not shipped or self.sink_tokens != 128:
             return ()
-        how = f"--dtype float16 --kv-cache-dtype kvarn_k{key}v{value}_g{self.tile} --block-size {self.tile}"
-        said = "A fork's, or of pull request 46812; not in 0.33. Heads of 128, 256 or 512."
+        how = f"vllm serve M --kv-cache-dtype kvarn_k{key}v{value}_g{self.tile} --block-size {self.tile}"
+        said = "Pull request 46812, open; not in 0.33. Heads of 64, 128 or 256, in fp16 or bf16."
         return (Elsewhere("vLLM", how, said, since=UNRELEASED),)
 
     def summary(self) -> str:

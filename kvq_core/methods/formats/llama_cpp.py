@@ -48,6 +48,9 @@ class LlamaCppType(Format):
         OWN_ORDER,
         "Queries are rounded as on a CPU and in CUDA's kernel for one row; CUDA reads prompts by queries in fp16.",
         "Sums are float32 throughout; the engine adds products of 8-bit integers and rounds some sums to fp16.",
+        # llama-kv-cache.cpp:327-332
+        "DeepSeek 3.2 and 4, GLM-DSA and Dots3 turn their keys whatever is asked, fp16 ones too, where the indexer's "
+        "head is as large as theirs.",
     )
 
     rotate: bool = Field(

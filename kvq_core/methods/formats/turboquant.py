@@ -123,6 +123,7 @@ class TurboQuant(Format):
     scales = (None, "channels")
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2504.19874"
     deviations: ClassVar[tuple[str, ...]] = (
+        "LMCache's TurboQuant (0.5.6) is another format: random signs, other ones a layer, come first.",
         "The paper's second stage, one more bit for the sign of the projected residual (QJL), is left out, as every "
         "deployment leaves it out: it raises the variance of scores.",
         "The paper's outlier channels, which get a bit more, are left out.",

@@ -1,14 +1,13 @@
 """Formats of vLLM, SGLang and TensorRT-LLM: hand-worked blocks, the servers' arithmetic written again in NumPy, and the
 errors that other implementations have on normal variables."""
 
-from typing import Any
-
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 
+from kvq_core.codecs.queries import rounded_e4m3
 from kvq_core.errors import MethodError, SpecError
 from kvq_core.methods import ModelRef, Prompt, make, methods
 from kvq_core.methods.shape import ModelShape
@@ -74,18 +73,10 @@ def test_fp8_s_scale_is_the_layer_s_or_the_head_s_and_is_stored() -> None:
     assert (zeros.decode(zeros.encode(torch.zeros(1, 1, 4, 64), 0)) == 0).all()
 
 
-@pytest.mark.parametrize(
-    ("knobs", "told"),
-    [
-        ({}, False),
-        ({"scale": "tensor"}, True),
-        ({"scale": "head"}, True),
-        ({"scale": "head", "quantize_query": False}, False),
-        ({"scale": "tensor", "format": "e5m2"}, False),
-    ],
-)
-def test_runs_of_fp8_whose_queries_are_scaled_have_ids_of_their_own(knobs: dict[str, Any], told: bool) -> None:
-    assert (make("fp8", **knobs).data_hash(ModelRef("m", "0")) is not None) == told
+@pytest.mark.parametrize("scale", ["one", "tensor", "head"])
+def test_fp8_rounds_queries_at_scale_1_whatever_its_scale(scale: str) -> None:
+    method = make("fp8", scale=scale)
+    assert method.query_rounding() is rounded_e4m3 and method.data_hash(ModelRef("m", "0")) is None
 
 
 def symmetric(x: Array, largest: int) -> Array:
