@@ -26,7 +26,7 @@ from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.rows import Rows
 from kvq_core.errors import ModelError
 from kvq_core.models import LoadedModel, wrap
-from kvq_core.sizing.layers import LayerKind
+from kvq_core.shape import LayerKind
 from kvq_core.spec import Lane
 
 RESULTS = Path(__file__).with_suffix(".json")

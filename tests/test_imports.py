@@ -18,6 +18,7 @@ CORE = ROOT / "kvq_core"
 _TABLE = """
     errors:
     frozen:
+    shape: frozen
     settings: errors
     limits: errors settings
     logs: errors settings
@@ -27,33 +28,34 @@ _TABLE = """
     events: record
     codecs: errors kernels
     codebooks: errors frozen machine settings
-    methods: codebooks codecs errors frozen kernels sizing
+    methods: codebooks codecs errors frozen kernels shape
     complaints: errors
     spec: complaints errors frozen methods
     presets: errors frozen spec
     links: errors spec
     analysis: errors methods record spec
-    models: errors kernels machine methods settings sizing spec
+    models: errors kernels machine methods settings shape sizing spec
     engine: codecs divergence errors machine methods models spec
     training: codebooks errors kernels machine methods models settings spec
     capture: divergence engine errors machine methods models settings spec
     metrics: divergence engine methods record
     store: errors logs machine record settings
-    sizing: codecs errors frozen
+    sizing: codecs errors frozen shape
     pipeline: analysis capture codecs engine errors events frozen logs machine methods metrics models presets record
         settings spec store
     external: errors events machine methods models pipeline record spec
-    inspection: analysis capture engine errors frozen machine methods metrics models presets settings sizing spec
+    inspection: analysis capture engine errors frozen machine methods metrics models presets settings shape
+        sizing spec
     packed: codecs engine errors events frozen kernels machine methods models pipeline spec
     claims: capture codebooks codecs divergence engine errors frozen machine methods models pipeline presets record
         settings spec training
     studies: analysis complaints errors events limits links logs machine models pipeline presets record spec store
     decision: analysis errors events machine methods models pipeline record settings sizing spec studies
-    advice: analysis complaints decision errors inspection methods models pipeline sizing spec store studies
+    advice: analysis complaints decision errors inspection methods models pipeline shape sizing spec store studies
     lm_eval: engine errors models spec
     mend: codecs divergence errors external machine methods models presets spec studies
     cli: advice analysis claims codebooks decision errors events external inspection machine mend methods models
-        packed pipeline presets record settings sizing spec store studies training
+        packed pipeline presets record settings shape sizing spec store studies training
     __main__: cli
     __init__: advice errors inspection methods models packed pipeline record spec studies
     ui.html: analysis claims events frozen inspection record sizing

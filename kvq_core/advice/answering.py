@@ -62,7 +62,7 @@ class StudyQuestion:
             fp16=FitPlace(self.shape, self.own, self.ask).option(FP16),
             weights=self.own,
             longest=longest,
-            own_context=self.shape.context,
+            own_context=self.shape.context or None,
             warnings=tuple(self._warnings(tried.why if isinstance(tried, Without) else "")),
         )
         places = [FitPlace(self.shape, each, self.ask) for each in self.files]
@@ -84,7 +84,7 @@ class StudyQuestion:
             fronts=() if scores is None or tried is None else fronts(scores.costs(self.model.shape), tried.candidates),
             policy=None if policy is None else policy.grounds(placed.options, study.table, placed.place),
             fits=tuple(self._fits(lanes, placed)),
-            own_context=self.shape.context,
+            own_context=self.shape.context or None,
         )
 
     def _fits(self, lanes: Sequence[Lane], placed: PlacedAdvice) -> list[LaneFit]:
@@ -95,7 +95,7 @@ class StudyQuestion:
         return [LaneFit(label=lane.label, contexts=placed.place.contexts(lane)) for lane in shown]
 
     def _warnings(self, without: str) -> list[str]:
-        own = self.shape.context
+        own = self.shape.context or None
         beyond = own is not None and self.ask.context > own
         said = [f"{self.ask.context:,} tokens are more than the model's own context of {own:,}."] if beyond else []
         if self.looked is None:

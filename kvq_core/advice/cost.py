@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from kvq_core.methods import Window
+from kvq_core.methods import ModelShape, Window
 from kvq_core.sizing.fit import Cache
 from kvq_core.sizing.formats import FormatBits
-from kvq_core.sizing.layers import Shape
 from kvq_core.spec import TENSORS, Lane, Tensor
 from kvq_core.spec.plan import Assignment
 from kvq_core.spec.size import encoded_bits, saved_bytes
@@ -22,11 +21,11 @@ class CacheBytes(NamedTuple):
 class LaneCost:
     """Of a lane on a model's shape, in an engine where one is named."""
 
-    def __init__(self, lane: Lane, shape: Shape, engine: str | None):
+    def __init__(self, lane: Lane, shape: ModelShape, engine: str | None):
         self.lane, self.shape, self.engine = lane, shape, engine
-        windowed = [at for at, layer in enumerate(shape.layers) if layer.window is not None]
-        self._stateful = any(layer.conv or layer.recurrent for layer in shape.layers)
-        self.plan: Sequence[Assignment] = lane.plan_of(range(len(shape.layers)), windowed, self._stateful)
+        windowed = [at for at, layer in enumerate(shape.kinds) if layer.window is not None]
+        self._stateful = any(layer.conv or layer.recurrent for layer in shape.kinds)
+        self.plan: Sequence[Assignment] = lane.plan_of(range(len(shape.kinds)), windowed, self._stateful)
 
     def of(self, context: int, batch: int) -> CacheBytes:
         """Bytes of ``batch`` sequences of ``context`` tokens."""
@@ -38,13 +37,13 @@ class LaneCost:
 
     def bits(self, context: int) -> float:
         """An element of keys and values."""
-        elements = sum(layer.elements * layer.tokens(context) for layer in self.shape.layers)
+        elements = sum(layer.elements * layer.tokens(context) for layer in self.shape.kinds)
         return 8 * self._tensors(context) / elements
 
     def _tensors(self, context: int) -> int:
-        whole = sum(2.0 * layer.elements * layer.tokens(context) for layer in self.shape.layers)
-        states = sum(self.shape.dtype_bytes * (layer.conv + layer.recurrent) for layer in self.shape.layers)
-        layers = ((part, self.shape.layers[at]) for part in self.plan for at in part.layers)
+        whole = sum(2.0 * layer.elements * layer.tokens(context) for layer in self.shape.kinds)
+        states = sum(self.shape.dtype_bytes * (layer.conv + layer.recurrent) for layer in self.shape.kinds)
+        layers = ((part, self.shape.kinds[at]) for part in self.plan for at in part.layers)
         saved = sum(
             saved_bytes(part, layer, (tokens := layer.tokens(context)), part.packed(tokens)) for part, layer in layers
         )
@@ -54,7 +53,7 @@ class LaneCost:
     def _format(self) -> FormatBits | None:
         """The lane as one format of all layers; None where layers or tokens differ in it, or it is fp16."""
         by_tensor = {part.tensor: part for part in self.plan}
-        last = len(self.shape.layers)
+        last = len(self.shape.kinds)
         boundary = {(part.layers[0], last - 1 - part.layers[-1]) for part in self.plan}
         whole = all(part.layers == tuple(range(part.layers[0], part.layers[-1] + 1)) for part in self.plan)
         plain = all(part.rule.tokens == "all" and not part.rule.spans for part in self.plan)
@@ -71,7 +70,7 @@ class LaneCost:
         for tensor in TENSORS:
             window = parts[tensor].window if tensor in parts else None
             windows.append((0, 0, 1, False) if window is None else _window(window))
-        for dim in {dim for layer in self.shape.layers for dim in (layer.key_dim, layer.value_dim) if dim}:
+        for dim in {dim for layer in self.shape.kinds for dim in (layer.key_dim, layer.value_dim) if dim}:
             own = [encoded_bits(parts[t], dim)[at] if t in parts else 16.0 for at, t in enumerate(TENSORS)]
             bits[dim] = (own[0], own[1])
         first = next(iter(parts.values())).method

@@ -12,8 +12,9 @@ from kvq_core.analysis.deploy import of_rules
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.lanes import rule_record
+from kvq_core.shape import ModelShape
 from kvq_core.sizing.fit import LONGEST, MEMORIES
-from kvq_core.sizing.layers import Shape, shape_of
+from kvq_core.sizing.layers import shape_of
 from kvq_core.sizing.reserve import allowance, engines
 from kvq_core.sizing.weights import weights_in_memory
 from kvq_core.spec import Lane
@@ -25,7 +26,7 @@ FP16 = Lane(label="fp16", method="fp16")
 class FitPlace:
     """Where lanes are to fit: a model's shape and weights, and what was asked."""
 
-    shape: Shape
+    shape: ModelShape
     weights: WeightsFile
     ask: Ask
 
@@ -72,7 +73,7 @@ class FitPlace:
 
     def _flags(self, lane: Lane) -> tuple[str | None, str | None]:
         """The command of the engine named, or why it has none; of the first that has the lane where none is named."""
-        ways, refusals = of_rules([rule_record(rule) for rule in lane.every_rule], self.shape.layers)
+        ways, refusals = of_rules([rule_record(rule) for rule in lane.every_rule], self.shape.kinds)
         if self.ask.engine is None:
             return (ways[0].how if ways else None), None
         found = next((way.how for way in ways if way.tool == self.ask.engine), None)
@@ -114,5 +115,5 @@ def weights_files(files: Sequence[Path]) -> list[WeightsFile]:
     return sorted(found, key=lambda each: -(each.bytes or 0))
 
 
-def model_shape(model: LoadedModel) -> Shape:
+def model_shape(model: LoadedModel) -> ModelShape:
     return shape_of(model.model.config.to_dict())

@@ -11,8 +11,8 @@ from kvq_core.sizing.units import size_text
 
 if TYPE_CHECKING:
     from kvq_core.models import LoadedModel
+    from kvq_core.shape import LayerKind
     from kvq_core.sizing.fit import Fit, FitRequest, Reserve
-    from kvq_core.sizing.layers import LayerKind
 
 MOST = 2**24  # tokens and sequences that may be asked for
 

@@ -7,7 +7,7 @@ from pydantic import AllowInfNan
 
 from kvq_core.frozen import Frozen
 from kvq_core.models.rope import Rotation
-from kvq_core.sizing.layers import Kind
+from kvq_core.shape import Kind
 
 Number = Annotated[float, AllowInfNan(False)]
 Cause = Literal["constant", "outlier channels"]

@@ -1,8 +1,8 @@
 """The methods: the contract (``base``), knobs, deployments, and one file or folder a method.
 
 Every module here or below that defines a named Method is found: papers' methods here, what engines ship in ``formats``,
-what papers compare with in ``baselines``; ``known`` adds packages' and files of one's own. Imports codecs, codebooks,
-sizing and the kernels' plain operations. Start at ``base``, then ``kivi``.
+what papers compare with in ``baselines``; ``known`` adds packages' and files of one's own. Imports codecs, codebooks
+and the kernels' plain operations. Start at ``base``, then ``kivi``.
 """
 
 from functools import cache
@@ -24,7 +24,7 @@ from kvq_core.methods.guard import Origin, origin_of
 from kvq_core.methods.knob import Knob, knobs
 from kvq_core.methods.known import failures, methods
 from kvq_core.methods.own import load_method_file, load_method_files
-from kvq_core.methods.shape import LayerKind, ModelRef, ModelShape
+from kvq_core.shape import LayerKind, ModelRef, ModelShape
 
 __all__ = [
     "OFTEN",

@@ -15,7 +15,7 @@ from kvq_core.codecs.queries import QueryRounding
 from kvq_core.codecs.window import Window
 from kvq_core.methods.deployments import Elsewhere, Home
 from kvq_core.methods.numbers import no_truth
-from kvq_core.methods.shape import ModelRef, ModelShape
+from kvq_core.shape import ModelRef, ModelShape
 
 Space = Literal["post", "pre"]
 Axis = Literal["tokens", "channels"]

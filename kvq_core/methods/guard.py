@@ -15,7 +15,7 @@ from kvq_core.errors import MethodError, SpecError, abbreviate, excerpt
 from kvq_core.methods.base import Fitted, Method, Prompt, Select
 from kvq_core.methods.eviction import Evicting
 from kvq_core.methods.knob import knobs
-from kvq_core.methods.shape import ModelRef, ModelShape
+from kvq_core.shape import ModelRef, ModelShape
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.methods.base import Method, Prompt
-from kvq_core.methods.shape import ModelShape
+from kvq_core.shape import ModelShape
 
 KV_HEADS, GROUPS = 2, 2
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from kvq_core.errors import ModelError
 from kvq_core.models.survey import AttentionCall, Unlike, survey
-from kvq_core.sizing.layers import LayerKind
+from kvq_core.shape import LayerKind
 from kvq_core.sizing.layers import shape_of as sized
 
 UNSUPPORTED = "Use a model whose layers keep keys and values; docs/models.md lists those that were tried."
@@ -17,7 +17,7 @@ def unsupported(config: Any, reason: str) -> ModelError:
 def layer_kinds(config: Any) -> tuple[LayerKind, ...]:
     """The kinds as a configuration has them. Raises ModelError where it does not say them."""
     try:
-        return sized(config.to_dict()).layers
+        return sized(config.to_dict()).kinds
     except ModelError as error:
         raise unsupported(config, f"its layers are not known ({error})") from None
 

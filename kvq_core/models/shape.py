@@ -14,7 +14,7 @@ from kvq_core.models.kinds import kinds_of
 from kvq_core.models.rope import Apply, LayeredRope, Rope
 from kvq_core.models.scoring import Scoring
 from kvq_core.models.survey import AttentionCall, attention_modules, survey
-from kvq_core.sizing.layers import LayerKind
+from kvq_core.shape import LayerKind
 
 # transformers rotates them by halves and llama.cpp by neighbours: its converter permutes rows of their query and key
 # projections (conversion/*.py, LlamaModel.permute)

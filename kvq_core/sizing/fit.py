@@ -11,8 +11,9 @@ from typing import Any
 
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.frozen import Frozen
+from kvq_core.shape import LayerKind, ModelShape
 from kvq_core.sizing.formats import FormatBits, formats
-from kvq_core.sizing.layers import LayerKind, Shape, read_config, shape_of
+from kvq_core.sizing.layers import read_config, shape_of
 from kvq_core.sizing.reserve import Allowance, Stack, allowance, engines, reserved_bytes
 from kvq_core.sizing.weights import Weights, weights_of
 
@@ -108,8 +109,8 @@ def fit_of_folder(folder: Path, asked: FitRequest) -> Fit:
     return fit(folder.resolve().name, shape, weights_of(folder, config, shape), asked)
 
 
-def fit(title: str, shape: Shape, weights: Weights, asked: FitRequest) -> Fit:
-    own = shape.context
+def fit(title: str, shape: ModelShape, weights: Weights, asked: FitRequest) -> Fit:
+    own = shape.context or None
     context = asked.context or min(own or CONTEXT, CONTEXT)
     return Fit(
         title=title,
@@ -118,7 +119,7 @@ def fit(title: str, shape: Shape, weights: Weights, asked: FitRequest) -> Fit:
         context=context,
         batch=asked.batch,
         memory=asked.memory,
-        layers=tuple(Layers(count=count, holds=layer) for layer, count in Counter(shape.layers).items()),
+        layers=tuple(Layers(count=count, holds=layer) for layer, count in Counter(shape.kinds).items()),
         weights=weights,
         allowance=allowance(),
         formats=tuple(_format(each, shape, weights, asked, context) for each in formats()),
@@ -137,9 +138,9 @@ class Cache:
     dtype_bytes: int
 
     @classmethod
-    def of(cls, format: FormatBits, shape: Shape) -> "Cache":
+    def of(cls, format: FormatBits, shape: ModelShape) -> "Cache":
         """Boundary layers that the format keeps are fp16, but in models with states."""
-        layers, ends = shape.layers, format.boundary
+        layers, ends = shape.kinds, format.boundary
         if any(layer.recurrent or layer.conv for layer in layers):
             ends = 0
         first, last = ends, len(layers) - ends
@@ -161,9 +162,9 @@ class Cache:
         return reserved_bytes(engine, self.format, self.stored + self.plain, context, batch, self.dtype_bytes)
 
 
-def _format(format: FormatBits, shape: Shape, weights: Weights, asked: FitRequest, context: int) -> FormatFit:
+def _format(format: FormatBits, shape: ModelShape, weights: Weights, asked: FitRequest, context: int) -> FormatFit:
     named = {"name": format.name, "method": format.method, "knobs": format.knobs}
-    if reason := format.why_not(shape.layers):
+    if reason := format.why_not(shape.kinds):
         return FormatFit(**named, tensors=None, why_not=reason, engines=())
     cache = Cache.of(format, shape)
     longest = shape.context or LONGEST
@@ -186,10 +187,10 @@ def _reserve(cache: Cache, name: str, weights: int | None, asked: FitRequest, co
     return Reserve(engine=name, version=version, word=word, reserved=taken, fits=fits, contexts=contexts)
 
 
-def _warnings(shape: Shape, context: int) -> tuple[str, ...]:
+def _warnings(shape: ModelShape, context: int) -> tuple[str, ...]:
     said = []
-    if shape.context is not None and context > shape.context:
+    if 0 < shape.context < context:
         said.append(f"{context:,} tokens are more than the model's own context of {shape.context:,}.")
-    if any(layer.kind == "latent" for layer in shape.layers):
+    if any(layer.kind == "latent" for layer in shape.kinds):
         said.append("Its layers cache a latent (MLA); engines that store keys and values instead take many times more.")
     return tuple(said)

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from kvq_core.codecs.window import Window
 from kvq_core.frozen import Frozen
-from kvq_core.sizing.layers import SHIPPED, LayerKind
+from kvq_core.shape import LayerKind
+from kvq_core.sizing.layers import SHIPPED
 
 FILE = SHIPPED / "formats.json"
 HEAD_DIMS = (32, 64, 80, 96, 112, 128, 192, 256, 512, 576)

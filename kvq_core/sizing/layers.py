@@ -5,61 +5,15 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from kvq_core.errors import ModelError, excerpt
-from kvq_core.frozen import Frozen
+from kvq_core.shape import LayerKind, ModelShape
 from kvq_core.sizing.states import state_of
 
 SHIPPED = Path(__file__).resolve().parents[2] / "presets" / "sizing"
-Kind = Literal["full", "sliding", "chunked", "latent", "none"]
 Config = Mapping[str, Any]
 _INNER = ("text_config", "llm_config", "language_config", "thinker_config")  # of models that see or hear as well
-
-
-class LayerKind(Frozen):
-    """What one layer holds. ``kind``: of which tokens keys and values are kept, all, the newest ``window``, those of a
-    chunk of ``window``, or a latent of every token (MLA: ``key_dim`` channels after RoPE and ``value_dim`` of the
-    latent, which all heads share); none: no keys and values. ``index_dim``: channels of a key of its own by which a
-    layer chooses tokens. ``conv``, ``recurrent``: elements of a state, of a sequence whatever its length. ``reads``:
-    the earlier layer whose keys and values a layer without any reads."""
-
-    kind: Kind
-    window: int | None = None
-    kv_heads: int = 0
-    key_dim: int = 0
-    value_dim: int = 0
-    index_dim: int = 0
-    conv: int = 0
-    conv_width: int = 0  # tokens that ``conv`` spans
-    recurrent: int = 0
-    in_chunks: bool = True  # whether a state goes on from what earlier tokens left, where several follow at once
-    reads: int | None = None
-
-    @property
-    def elements(self) -> int:
-        """Of one token."""
-        return self.kv_heads * (self.key_dim + self.value_dim) + self.index_dim
-
-    def tokens(self, context: int) -> int:
-        """How many of a context's tokens it needs."""
-        if self.kind == "none":
-            return 0
-        return context if self.window is None else min(self.window, context)
-
-
-class Shape(Frozen):
-    """A model's cache, from its configuration alone. ``dtype``: of the weights, as the configuration has it."""
-
-    architecture: str
-    layers: tuple[LayerKind, ...]
-    context: int | None
-    dtype: str
-    stated: tuple[str, ...] = ()
-
-    @property
-    def dtype_bytes(self) -> int:
-        return {"float32": 4, "float8_e4m3fn": 1}.get(self.dtype, 2)
 
 
 @cache
@@ -90,7 +44,7 @@ def dtype_of(config: Config) -> str | None:
     return str(found).removeprefix("torch.") if found else None
 
 
-def shape_of(config: Config) -> Shape:
+def shape_of(config: Config) -> ModelShape:
     """What a configuration says of the cache. Raises ModelError with the field that is missing, or not known here."""
     whole = config
     config = text_config(config)
@@ -100,10 +54,11 @@ def shape_of(config: Config) -> Shape:
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         said = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ModelError(f"This configuration does not say what its cache takes: {said}.") from None
-    return Shape(
+    return ModelShape.of_layers(
+        layers,
+        config.get("num_attention_heads") or config.get("n_head") or 0,
+        config.get("max_position_embeddings") or config.get("n_positions") or 0,
         architecture=str(config.get("model_type") or whole.get("model_type") or "unknown"),
-        layers=layers,
-        context=config.get("max_position_embeddings") or config.get("n_positions"),
         dtype=dtype_of(config) or "bfloat16",
         stated=() if dtype_of(config) else ("dtype of the weights (taken: bfloat16)",),
     )

@@ -8,8 +8,9 @@ from functools import cache
 from typing import Literal
 
 from kvq_core.frozen import Frozen
+from kvq_core.shape import LayerKind
 from kvq_core.sizing.formats import FormatBits
-from kvq_core.sizing.layers import SHIPPED, LayerKind
+from kvq_core.sizing.layers import SHIPPED
 
 ALIGNED = 16  # tokens that vLLM's page of attention beside states is a multiple of
 NEAR = 1.25  # kinds of layers whose counts are closer than that are one group's size in vLLM, the larger count's

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from kvq_core.frozen import Frozen
-from kvq_core.sizing.layers import LayerKind, Shape, families, text_config
+from kvq_core.shape import LayerKind, ModelShape
+from kvq_core.sizing.layers import families, text_config
 
 OF_FILES = "of its files"
 FILES = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
@@ -19,7 +20,7 @@ class Weights(Frozen):
     how: str
 
 
-def weights_of(folder: Path, config: Config, shape: Shape, known: int | None = None) -> Weights:
+def weights_of(folder: Path, config: Config, shape: ModelShape, known: int | None = None) -> Weights:
     """Of a folder with a configuration, with weights or without. ``known``: bytes of the files that they came from,
     where the folder holds them converted."""
     if known is not None:
@@ -37,10 +38,10 @@ def weights_in_memory(known: int | None, numel: int) -> Weights:
     return Weights(nbytes=2 * numel, how=f"{numel / 1e9:.3g}B weights in 16 bits")
 
 
-def count_weights(config: Config, shape: Shape) -> Weights:
+def count_weights(config: Config, shape: ModelShape) -> Weights:
     """From a configuration alone: matrices, without norms and biases."""
     try:
-        dense, experts = parameters(text_config(config), shape.layers)
+        dense, experts = parameters(text_config(config), shape.kinds)
     except (KeyError, TypeError, ValueError) as error:
         return Weights(nbytes=None, how=f"not known from this configuration ({error})")
     dense_bits, expert_bits, how = _bits(config, shape)
@@ -51,7 +52,7 @@ def count_weights(config: Config, shape: Shape) -> Weights:
     return Weights(nbytes=nbytes, how=said)
 
 
-def _bits(config: Config, shape: Shape) -> tuple[float, float, str]:
+def _bits(config: Config, shape: ModelShape) -> tuple[float, float, str]:
     """Of a weight, of an expert's weight, and in words."""
     given, plain = config.get("quantization_config") or {}, 8.0 * shape.dtype_bytes
     if (named := families()["quantized"].get(str(given.get("quant_method")))) is not None:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kvq_core.methods.shape import ModelShape
+from kvq_core.shape import ModelShape
 
 
 def join_heads(x: Tensor) -> Tensor:

@@ -24,9 +24,9 @@ from kvq_core.decision.engine_flags import lane_of_flags
 from kvq_core.decision.layer_plans import NOT_ALIKE
 from kvq_core.errors import SpecError, StoreError
 from kvq_core.models import load, outline
+from kvq_core.shape import LayerKind, ModelShape
 from kvq_core.sizing.fit import MEMORIES, Cache
 from kvq_core.sizing.formats import formats
-from kvq_core.sizing.layers import LayerKind, Shape
 from kvq_core.sizing.reserve import allowance
 from kvq_core.spec import Lane, bundle_lanes
 from kvq_core.spec.bundles import BUNDLES
@@ -39,11 +39,8 @@ from tests.support.study_models import CONFIG, prompt, study_data, write_model
 pytestmark = pytest.mark.slow
 
 PROMPTS = [StudyPrompt(prompt=prompt(at)) for at in range(12)]
-SHAPE = Shape(
-    architecture="llama",
-    layers=(LayerKind(kind="full", kv_heads=8, key_dim=128, value_dim=128),) * 32,
-    context=131_072,
-    dtype="bfloat16",
+SHAPE = ModelShape.of_layers(
+    (LayerKind(kind="full", kv_heads=8, key_dim=128, value_dim=128),) * 32, 32, 131_072, architecture="llama"
 )
 
 

@@ -11,7 +11,7 @@ from kvq_core.engine.prefill import LayerGroup
 from kvq_core.methods import ModelShape
 from kvq_core.metrics.stored_bytes import measure, whole_note
 from kvq_core.models.rope import Rope
-from kvq_core.sizing.layers import LayerKind
+from kvq_core.shape import LayerKind
 from kvq_core.spec import Lane
 from tests.support.growth_bits import effective_bits
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from kvq_core.codecs.queries import rounded_e4m3
 from kvq_core.errors import MethodError, SpecError
 from kvq_core.methods import ModelRef, Prompt, make, methods
-from kvq_core.methods.shape import ModelShape
+from kvq_core.shape import ModelShape
 from kvq_core.spec import parse_lane
 from tests.support.format_blocks import Array, bfloat16, butterflies, codecs, normal, read, row
 

@@ -11,9 +11,10 @@ from benchmarks.format_bits import rows
 from kvq_core.errors import ModelError
 from kvq_core.models import load
 from kvq_core.packed.measurement import MeasureRequest, measure
+from kvq_core.shape import ModelShape
 from kvq_core.sizing.fit import Cache, Fit, FitRequest, Reserve, fit, fit_of_folder, memory_of
 from kvq_core.sizing.formats import formats
-from kvq_core.sizing.layers import Shape, shape_of
+from kvq_core.sizing.layers import shape_of
 from kvq_core.sizing.reserve import Stack, allowance, page_tokens
 from kvq_core.sizing.weights import Weights, count_weights
 from kvq_core.spec import Lane
@@ -140,12 +141,12 @@ def test_vllm_holds_as_many_tokens_as_its_log_says(config: dict[str, Any], gib: 
 def test_vllm_pages_beside_states_are_as_long_as_they_say() -> None:
     """NVIDIA-Nemotron-Nano-9B-v2, 672 tokens: https://github.com/vllm-project/vllm/issues/24280"""
     state, attention = (
-        next(layer for layer in shape_of(NEMOTRON_NANO_9B).layers if getattr(layer, name))
+        next(layer for layer in shape_of(NEMOTRON_NANO_9B).kinds if getattr(layer, name))
         for name in ("conv", "kv_heads")
     )
     incoming = state.conv // state.conv_width * (state.conv_width - 1)
     assert page_tokens(2 * (incoming + state.recurrent), 2 * attention.elements) == 672
-    kinds = Stack(shape_of(NEMOTRON_NANO_9B).layers)
+    kinds = Stack(shape_of(NEMOTRON_NANO_9B).kinds)
     assert sorted(kinds.values()) == [4, 25, 27], "4 layers attend, 27 have states, 25 neither"
     page = 672 * 2 * attention.elements
     # groups of 4 layers: 27 layers with states fill 7 of them
@@ -291,4 +292,4 @@ def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path: Path) -> None
 
 
 def test_shapes_without_a_dtype_are_taken_for_bfloat16() -> None:
-    assert Shape(architecture="x", layers=(), context=None, dtype="bfloat16").dtype_bytes == 2
+    assert ModelShape.of_layers((), 0, 0).dtype_bytes == 2

@@ -8,7 +8,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from kvq_core.errors import ModelError
-from kvq_core.sizing.layers import LayerKind, shape_of, text_config
+from kvq_core.shape import LayerKind
+from kvq_core.sizing.layers import shape_of, text_config
 from kvq_core.sizing.weights import parameters
 
 TOKENS = 20
@@ -120,9 +121,9 @@ def test_layers_of_a_configuration_are_those_of_its_cache(family: str) -> None:
     model, cache = AutoModelForCausalLM.from_config(config).eval(), DynamicCache(config=config)
     with torch.no_grad():
         model(input_ids=torch.arange(TOKENS)[None], past_key_values=cache, use_cache=True)
-    layers = shape_of(told).layers
+    layers = shape_of(told).kinds
     assert [held(layer) for layer in cache.layers] == [expected(layer) for layer in layers]
-    assert layers == shape_of(config.to_dict()).layers, "a resolved configuration says the same"
+    assert layers == shape_of(config.to_dict()).kinds, "a resolved configuration says the same"
 
 
 def expected(layer: LayerKind) -> tuple[int, int, int]:
@@ -143,7 +144,7 @@ def held(layer: Any) -> tuple[int, int, int]:
 def test_windows_are_those_of_a_static_cache() -> None:
     config = CONFIG_MAPPING["gpt_oss"](**{k: v for k, v in given("gpt_oss").items() if k != "model_type"})
     cache = StaticCache(config=config, max_cache_len=TOKENS)
-    layers = shape_of(given("gpt_oss")).layers
+    layers = shape_of(given("gpt_oss")).kinds
     assert [layer.max_cache_len for layer in cache.layers] == [layer.tokens(TOKENS) for layer in layers]
 
 
@@ -159,7 +160,7 @@ def test_weights_are_those_of_the_model_within_a_hundredth(family: str) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**fields))
     config = {**CONFIG_MAPPING[family](**fields).to_dict()}
-    counted = sum(parameters(config, shape_of(config).layers))
+    counted = sum(parameters(config, shape_of(config).kinds))
     assert counted == pytest.approx(sum(weight.numel() for weight in model.parameters()), rel=0.01)
 
 

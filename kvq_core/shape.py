@@ -1,11 +1,44 @@
-"""What methods know of a model: its numbers, and which it is."""
+"""The shape of a model: what each of its layers holds, and the numbers that methods and counts of bytes depend on."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
-from kvq_core.sizing.layers import LayerKind
+from kvq_core.frozen import Frozen
+
+Kind = Literal["full", "sliding", "chunked", "latent", "none"]
+
+
+class LayerKind(Frozen):
+    """What one layer holds. ``kind``: of which tokens keys and values are kept, all, the newest ``window``, those of a
+    chunk of ``window``, or a latent of every token (MLA: ``key_dim`` channels after RoPE and ``value_dim`` of the
+    latent, which all heads share); none: no keys and values. ``index_dim``: channels of a key of its own by which a
+    layer chooses tokens. ``conv``, ``recurrent``: elements of a state, of a sequence whatever its length. ``reads``:
+    the earlier layer whose keys and values a layer without any reads."""
+
+    kind: Kind
+    window: int | None = None
+    kv_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    index_dim: int = 0
+    conv: int = 0
+    conv_width: int = 0  # tokens that ``conv`` spans
+    recurrent: int = 0
+    in_chunks: bool = True  # whether a state goes on from what earlier tokens left, where several follow at once
+    reads: int | None = None
+
+    @property
+    def elements(self) -> int:
+        """Of one token."""
+        return self.kv_heads * (self.key_dim + self.value_dim) + self.index_dim
+
+    def tokens(self, context: int) -> int:
+        """How many of a context's tokens it needs."""
+        if self.kind == "none":
+            return 0
+        return context if self.window is None else min(self.window, context)
 
 
 @dataclass(frozen=True)
@@ -14,7 +47,9 @@ class ModelShape:
     1/sqrt(head_dim) where it is not given. ``unknown_rope``: layers whose keys before RoPE cannot be had, found when
     the model is used for the first time. ``key_bias``: whether the key projections have one; ``normed``: and a norm
     behind it. ``kinds``: what each layer holds; all layers hold all tokens where they are not given. ``query_heads``,
-    ``kv_heads`` and ``head_dim`` are those of layers of full attention, which lanes quantize."""
+    ``kv_heads`` and ``head_dim`` are those of layers of full attention, which lanes quantize. ``context``: 0 where it
+    is not known. ``architecture`` and ``dtype`` of the weights are as a configuration has them; ``stated``: what it
+    does not say, and what was taken instead."""
 
     layers: int
     query_heads: int
@@ -25,11 +60,26 @@ class ModelShape:
     unknown_rope: tuple[int, ...] = ()
     key_bias: Literal["none", "bias", "normed"] = "none"
     kinds: tuple[LayerKind, ...] = ()
+    architecture: str = "unknown"
+    dtype: str = "bfloat16"
+    stated: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scaling", self.scaling or (self.head_dim**-0.5,) * self.layers)
+        object.__setattr__(self, "scaling", self.scaling or ((self.head_dim or 1) ** -0.5,) * self.layers)
         own = LayerKind(kind="full", kv_heads=self.kv_heads, key_dim=self.head_dim, value_dim=self.head_dim)
         object.__setattr__(self, "kinds", self.kinds or (own,) * self.layers)
+
+    @classmethod
+    def of_layers(cls, kinds: tuple[LayerKind, ...], query_heads: int, context: int, **more: Any) -> "ModelShape":
+        """The shape of layers of these kinds, with the heads of the first of full attention, or that keeps keys."""
+        held = sorted((kind for kind in kinds if kind.kv_heads), key=lambda kind: kind.kind != "full")
+        main = held[0] if held else LayerKind(kind="none")
+        return cls(len(kinds), query_heads, main.kv_heads, main.key_dim, context, kinds=kinds, **more)
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes of a weight, and of an element of a state."""
+        return {"float32": 4, "float8_e4m3fn": 1}.get(self.dtype, 2)
 
     @property
     def uniform(self) -> bool:
