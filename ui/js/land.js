@@ -10,6 +10,16 @@
     part.scrollIntoView({ block: "start" });
     return true;
   };
+  // What is drawn above a part later moves it: for some seconds, until somebody scrolls or types, it comes back.
+  const stayAt = (id) => {
+    const leave = new AbortController();
+    const watch = new ResizeObserver(() => document.getElementById(id)?.scrollIntoView({ block: "start" }));
+    leave.signal.addEventListener("abort", () => watch.disconnect());
+    for (const kind of ["wheel", "touchstart", "keydown", "pointerdown"])
+      addEventListener(kind, () => leave.abort(), { once: true, passive: true, signal: leave.signal });
+    watch.observe(document.body);
+    setTimeout(() => leave.abort(), 4000);
+  };
   // Once, when the run that an address names is there: its view, or the part behind its #.
   let landed = false;
   const land = () => {
@@ -17,7 +27,7 @@
     landed = true;
     const asked = new URLSearchParams(location.search);
     const part = location.hash.slice(1) || (asked.has("vs") ? "beside" : asked.has("view") ? "where" : "");
-    if (part) setTimeout(() => goPart(part, false), 60);
+    if (part) setTimeout(() => goPart(part, false) && stayAt(part), 60);
   };
   // The length from which every lane quantizes something, in place of the one that is asked for.
   document.addEventListener("click", ({ target }) => {
