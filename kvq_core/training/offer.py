@@ -1,16 +1,16 @@
 """Training what lanes lack: offered with its cost, started when asked for, told as it goes, stopped at any time."""
 
-import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
 from kvq_core.codebooks.files import DEFAULT_NAME, CodebookInfo, Kind, codebooks
 from kvq_core.codebooks.lookup import CodebookNeed
 from kvq_core.errors import KvqError
+from kvq_core.machine.telling import telling
 from kvq_core.methods import ModelRef, ModelShape
 from kvq_core.models import LoadedModel, load, with_model
 from kvq_core.settings import settings
@@ -107,52 +107,17 @@ def train_missing(found: Offer) -> Generator[Training | TrainingResult]:
     """
     if found.refusal:
         raise KvqError(found.refusal)
-    model, told, stop = load(found.model, found.revision), queue.SimpleQueue[_Told](), threading.Event()
-
-    def progress(doing: str, done: int, total: int) -> None:
-        if stop.is_set():
-            raise _StoppedError
-        told.put((doing, done, total))
-
-    def work() -> None:
-        try:
-            told.put([book.info for book in train_all(model, found.requests, progress)])
-        except BaseException as error:  # handed to the one who waits for the events
-            told.put(error)
-
-    thread = threading.Thread(target=work, name="training", daemon=True)
-    thread.start()
-    try:
-        yield from _events(told, found.parts)
-    finally:
-        stop.set()
-        thread.join()
-
-
-class _StoppedError(Exception):
-    """Ends the work inside ``train_all``."""
-
-
-_Told = tuple[str, int, int] | list[CodebookInfo] | BaseException
-
-
-def _events(told: "queue.SimpleQueue[_Told]", parts: tuple[float, ...]) -> Generator[Training | TrainingResult]:
-    """The newest word every TELL_S, again where there is none, so that a listener can always leave."""
-    whole, last = _Whole(parts), Training("Starting", 0, 1, 0.0, None)
-    while True:
-        until = time.monotonic() + TELL_S
-        while (wait := until - time.monotonic()) > 0:
+    model, whole = load(found.model, found.revision), _Whole(found.parts)
+    last = Training("Starting", 0, 1, 0.0, None)
+    with closing(telling(lambda tell: train_all(model, found.requests, tell), "training", TELL_S)) as steps:
+        while True:
             try:
-                word = told.get(timeout=wait)
-            except queue.Empty:
-                break
-            if isinstance(word, BaseException):
-                raise word
-            if isinstance(word, list):
-                yield TrainingResult(tuple(word))
+                word = next(steps)
+            except StopIteration as end:
+                yield TrainingResult(tuple(book.info for book in end.value))
                 return
-            last = whole.after(*word)
-        yield last
+            last = last if word is None else whole.after(*word)
+            yield last
 
 
 class _Whole:
