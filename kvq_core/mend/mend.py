@@ -1,6 +1,7 @@
 """A model's file mended for a cache format and a context: chosen, checked on other prompts, and only then written."""
 
-from collections.abc import Callable
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from kvq_core.errors import ModelError, SpecError
+from kvq_core.machine.telling import Tell, Told, telling
 from kvq_core.mend import folder, gguf_file
 from kvq_core.mend.check import Measured, check
 from kvq_core.mend.choose import Choosing, Chosen
@@ -27,7 +29,6 @@ from kvq_core.studies.intervals import FEWEST
 VERSION = 1  # raised when the same request would change a file otherwise
 LEAST_CONTEXT = 256
 MOST = 1024  # tokens of a short text
-Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,20 @@ def place_of(given: str) -> Path:
     raise ModelError(
         f"{given} is no .gguf file and no folder with config.json; give the path of the file that is to be mended."
     )
+
+
+def mending(request: MendRequest) -> Generator[Told | Mended]:
+    """``mend``, telling what is being done; what came of it comes last. Closing it stops at the next step, and nothing
+    is written."""
+    last: Told = ("Loading the model", 0, 1)
+    with closing(telling(lambda tell: mend(request, tell), "mending")) as steps:
+        while True:
+            try:
+                last = next(steps) or last
+            except StopIteration as end:
+                yield end.value
+                return
+            yield last
 
 
 @torch.no_grad()
@@ -175,7 +190,7 @@ def _choose(request: MendRequest, model: LoadedModel, tell: Tell) -> Chosen:
 def said(request: MendRequest, found: Mended, source: str) -> dict[str, Any]:
     """What a mended file says of itself."""
     data = found.data()
-    told = {name: data[name] for name in ("biases", "folded", "kld")}
+    told = {name: data[name] for name in ("changed_bytes", "biases", "folded", "kld")}
     return {"version": VERSION, "source": source, "format": str(request.form), "context": request.context, **told}
 
 

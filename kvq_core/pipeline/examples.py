@@ -31,12 +31,13 @@ class Example(Frozen):
     capture: dict[str, Any]
     lanes: list[dict[str, Any]] | None = None
     model: str | None = None
+    reference: str | None = None
 
     @property
     def spec(self) -> ComparisonSpec:
         """Raises SpecError where the example says something impossible."""
         base = preset(self.preset).spec.model_dump(mode="json")
-        changes = {"lanes": self.lanes, "model": self.model}
+        changes = {"lanes": self.lanes, "model": self.model, "reference": self.reference}
         given = {name: value for name, value in changes.items() if value is not None}
         return parse_spec({**base, "capture": self.capture, **given})
 
@@ -65,8 +66,8 @@ def example_ids(runs: Store | None = None) -> dict[str, str]:
 
 
 def main() -> int:
-    """Compute every example into the packaged store, and throw out what is no example of today. Those on the second
-    model stay as they are where it is not on this machine."""
+    """Compute every example into the packaged store, and throw out what is no example of today. Those on another
+    model than the bundled one stay as they are where it is not on this machine."""
     from kvq_core.models import available_models
     from kvq_core.pipeline.compare import run
 

@@ -13,14 +13,14 @@ A_LOOK = "A look takes seconds and tells which layers are at risk before anythin
 LOOK = '<button type="button" class="plain-button" data-look>Look at this model</button>'
 
 
-def look_html(found: Inspection | None, fits: Fit | None = None, again: bool = False) -> str:
+def look_html(found: Inspection | None, fits: Fit | None = None, again: bool = False, mend: str = "") -> str:
     """The line under the model, with a disclosure; ``again``: whether it can be looked at now, for more is to be
-    found."""
+    found; ``mend``: how its file is mended, where that is offered."""
     said = [_sentence(found, again), *([fit_words(fits)] if fits is not None else [])]
     tone = "risk" if found is not None and found.at_risk_layers else "muted"
     parts = [f"<p>{A_LOOK}</p>{LOOK}" if again else ""]
     if found is not None:
-        parts += [_facts(found), _layers(found), _remedies(found)]
+        parts += [_facts(found), _layers(found), _remedies(found), mend]
     if fits is not None:
         parts.append(fit_table(fits))
     if found is not None:

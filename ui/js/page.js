@@ -95,6 +95,9 @@
       remedy.disabled = true;
       remedy.textContent = "Added";
     }
+    const mended = event.target.closest?.("[data-mended]");
+    if (mended) write("#mended", JSON.stringify({ file: mended.dataset.mended, at: performance.now() }));
+    if (event.target.closest?.("[data-mend]")) document.getElementById("mend-run").click();
     if (event.target.closest?.("[data-look]")) document.getElementById("look-run").click();
     const button = event.target.closest?.("[data-do]");
     if (button) {

@@ -19,6 +19,7 @@ from ui.form.setup_panel import Setup
 from ui.html.inspection import look_html
 from ui.html.status import line, notice, place_line
 from ui.panels.job_panel import JobPanel
+from ui.panels.mend import MendPanel, create_mend, offer_html, wire_mend
 from ui.service.jobs import Job
 from ui.service.services import LANES, QUIET, SWIFT, Services, visitor
 from ui.service.streams import with_empty_end
@@ -43,6 +44,7 @@ class LookPanel:
     chosen: gr.Textbox
     shown: gr.State  # which look the words are of
     found: gr.State  # the last look of this page: model and revision asked for, and the inspection
+    mend: MendPanel
 
     @property
     def outputs(self) -> list[Any]:
@@ -56,7 +58,8 @@ def create_look() -> LookPanel:
         look = gr.Button(LOOKING.start, size="sm", elem_id="look-run")
         cancel = gr.Button("Cancel the look", size="sm", visible=False, elem_id="look-cancel")
         chosen = gr.Textbox(visible="hidden", elem_id="remedy", show_label=False)
-    return LookPanel(words, status, look, cancel, chosen, gr.State(None), gr.State(None))
+        mend = create_mend()
+    return LookPanel(words, status, look, cancel, chosen, gr.State(None), gr.State(None), mend)
 
 
 def wire_look(panel: LookPanel, setup: Setup, lanes: LanesPanel, estimate: gr.HTML, services: Services) -> None:
@@ -70,7 +73,7 @@ def wire_look(panel: LookPanel, setup: Setup, lanes: LanesPanel, estimate: gr.HT
         told = _told(asked, found)
         if told == shown:
             return [gr.skip()] * 3
-        return ["", look_html(found, fit_here(*asked), _can_look(found)), told]
+        return ["", _html(found, asked), told]
 
     async def work(model: str, rest: dict[str, Any], request: gr.Request) -> AsyncGenerator[list[Any]]:
         asked = str(model or "").strip(), rest.get("revision")
@@ -90,6 +93,7 @@ def wire_look(panel: LookPanel, setup: Setup, lanes: LanesPanel, estimate: gr.HT
     looked = panel.look.click(work, form, panel.outputs, **SWIFT)
     looked.then(show_found, [panel.found, *form], [panel.words, panel.shown], **SWIFT)
     panel.cancel.click(LOOKING.on_cancel(services), None, [panel.status, panel.look, panel.cancel], **SWIFT)
+    wire_mend(panel.mend, setup["model"], services)
     panel.chosen.change(add, [panel.chosen, *form, lanes.lanes], lanes.outputs, **LANES)
 
 
@@ -98,7 +102,11 @@ def show_found(found: tuple[tuple[str, str | None], Inspection] | None, model: s
     asked = str(model or "").strip(), rest.get("revision")
     if found is None or found[0] != asked:
         return [gr.skip()] * 2
-    return [look_html(found[1], fit_here(*asked), _can_look(found[1])), _told(asked, found[1])]
+    return [_html(found[1], asked), _told(asked, found[1])]
+
+
+def _html(found: Inspection | None, asked: tuple[str, str | None]) -> str:
+    return look_html(found, fit_here(*asked), _can_look(found), offer_html(found, asked[0]))
 
 
 async def stream(

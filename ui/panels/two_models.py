@@ -1,5 +1,7 @@
-"""What an empty page says first: one question and its formats on two models, with and without the mean key."""
+"""What an empty page says first: one question and its formats on two models and on a mended file, with and without the
+mean key."""
 
+import re
 from dataclasses import dataclass
 from functools import cache
 
@@ -12,7 +14,7 @@ from ui.html.glossary import term
 from ui.html.numbers import percent, significant
 from ui.panels.tour import shipped_ids
 
-RUNS = ("first-sight", "first-sight-qwen")
+RUNS = ("first-sight", "first-sight-qwen", "first-sight-mended")
 PAPERS = "five-ideas"
 LONGEST = 110  # characters of an answer
 KEPT, RUINED = TIERS[-2].kld, 1.0  # nats of mean KLD up to which an answer is kept, and from which it is ruined
@@ -65,21 +67,36 @@ def two_models_html() -> str:
 
 def _card(records: tuple[Record, ...], papers: str | None) -> str:
     rows = format_rows(records)
-    names = [record.environment.model_title.split(" (")[0].removesuffix("-Instruct") for record in records]
+    names, changed = [_name(record) for record in records], changed_bytes(records[-1])
     heads = "".join(f'<th scope="col">{safe(name)}</th>' for name in names)
     body = _reference(records, names) + "".join(_row(row, names) for row in rows)
-    first, second = (record.id for record in records[:2])
+    first, second, mended = (record.id for record in records)
     way = f'<a href="?run={safe(papers)}">The five papers</a>' if papers else ""
     return (
         '<section class="card two-models" aria-label="Two models"><p class="asked">One question, the same formats, '
-        f'two models</p><h2>{headline(rows, names)}</h2><p class="ask"><q>{safe(_question(records[0]))}</q></p>'
+        f'two models</p><h2>{headline(rows, names, changed)}</h2><p class="ask"><q>{safe(_question(records[0]))}</q></p>'
         '<label class="subtract"><input type="checkbox" id="subtract-mean"> Subtract the mean key before rounding '
         f"<small>{_cost(rows)}</small></label>"
         '<div class="scroll"><table class="plain"><thead><tr><th scope="col">Format</th>'
         f'<th scope="col">{term("bytes", "Memory")}</th>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
-        f'<p class="ways"><a href="?run={safe(first)}&amp;vs={safe(second)}">Both runs side by side</a>{way}'
+        f'<p class="ways"><a href="?run={safe(first)}&amp;vs={safe(second)}">Both runs side by side</a>'
+        f'<a href="?run={safe(mended)}">The mended file, whole run</a>{way}'
         '<a href="?learn=1">Take the tour</a></p></section>'
     )
+
+
+def _name(record: Record) -> str:
+    """The model as people know it; a mended file by the one that it was made from and is scored against."""
+    told = record.environment.reference or record.environment
+    name = told.model_title.split(" (")[0].removesuffix("-Instruct")
+    return f"{name}, {changed} of its file changed" if (changed := changed_bytes(record)) else name
+
+
+def changed_bytes(record: Record) -> str | None:
+    """How much of its file was changed by mending, as the record says, such as ``794 bytes``; None of one that is as it
+    was published."""
+    found = re.search(r"mended for .*?([\d,]+ bytes) changed", record.environment.quantization or "")
+    return found and found[1]
 
 
 def _question(record: Record) -> str:
@@ -87,16 +104,19 @@ def _question(record: Record) -> str:
     return record.question.strip().splitlines()[-1]
 
 
-def headline(rows: list[FormatRow], names: list[str]) -> str:
-    """The format whose loss differs most between the first two models, and whether subtracting the mean helps there."""
+def headline(rows: list[FormatRow], names: list[str], changed: str | None = None) -> str:
+    """The format whose loss differs most between the first two models, and what helps there: subtracting the mean, and
+    the third model, which is the second with so much of its file ``changed``."""
     row = max(rows, key=lambda row: _kld(row.plain[1]) / max(_kld(row.plain[0]), 1e-9))
     here, there = map(_kld, row.plain[:2])
     label, first, second = map(safe, (row.label, *names[:2]))
     if here > KEPT or there < RUINED:
         return f"{label} has a KLD of {_nats(here)} on {first} and of {_nats(there)} on {second}."
     said = f"{label} keeps the answer on {first} and ruins it on {second}"
-    repaired = bool(row.centred) and _kld(row.centred[1]) <= KEPT
-    return f"{said}; there, subtracting the mean key repairs it." if repaired else f"{said}."
+    helps = ["subtracting the mean key"] if row.centred and _kld(row.centred[1]) <= KEPT else []
+    if changed and _kld(row.plain[2]) <= KEPT:
+        helps.append(f"changing {changed} of the model's file")
+    return f"{said}; there, {' or '.join(helps)} repairs it." if helps else f"{said}."
 
 
 def _nats(kld: float) -> str:

@@ -14,6 +14,8 @@ from kvq_core.inspection.look import InspectionProgress, looking
 from kvq_core.inspection.report import Inspection
 from kvq_core.limits import limits
 from kvq_core.machine import files
+from kvq_core.machine.telling import Told
+from kvq_core.mend.mend import Mended, MendRequest, mending
 from kvq_core.packed.lanes import MeasureRequest as Measuring
 from kvq_core.packed.lanes import Progress, measure_spec
 from kvq_core.pipeline.added import adding, captures_of, capturing, spec_of
@@ -59,6 +61,7 @@ class Services:
     train: Callable[[Offer], Generator[Training | TrainingResult]] = train_missing
     measure: Callable[[ComparisonSpec, Measuring], Generator[Progress]] = measure_spec
     look: Callable[..., Generator[InspectionProgress | Inspection]] = looking
+    mend: Callable[[MendRequest], Generator[Told | Mended]] = mending
     records: RecordCache = field(init=False)
     line: WaitingLine = field(default_factory=WaitingLine)
     jobs: Jobs = field(init=False)

@@ -83,8 +83,9 @@ class Header:
     @property
     def mended(self) -> str | None:
         """What cache format and context the file was changed for; None of one that was not."""
-        form, context = (self.values.get(f"{MENDED}{name}") for name in ("format", "context"))
-        return f"mended for {form}, {context:,} tokens" if isinstance(context, int) else None
+        form, context, size = (self.values.get(f"{MENDED}{name}") for name in ("format", "context", "changed_bytes"))
+        told = f", {size:,} bytes changed" if isinstance(size, int) else ""
+        return f"mended for {form}, {context:,} tokens{told}" if isinstance(context, int) else None
 
     @property
     def mix(self) -> str:

@@ -56,7 +56,7 @@ def test_a_file_is_mended_as_the_json_says(file: Path, capsys: pytest.CaptureFix
     assert (
         told["full_precision_kld"] < 0.01 and told["biases"] and told["biases"][0].keys() >= {"layer", "head", "pairs"}
     )
-    assert read_header(out).mended == "mended for q4_0/q4_0, 256 tokens"
+    assert read_header(out).mended == f"mended for q4_0/q4_0, 256 tokens, {told['changed_bytes']:,} bytes changed"
     assert main(command(out, "--out", str(file.parent / "again.gguf"))) == 2
     assert "is mended already" in capsys.readouterr().err
     assert main(command(file, "--out", str(out))) == 2

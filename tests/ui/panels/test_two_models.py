@@ -60,3 +60,10 @@ def test_the_card_leads_to_both_runs_and_to_the_five_papers_and_never_says_what_
     )
     assert 'id="subtract-mean"' in html and "repairs it" in html
     assert not re.search(r"-ctk|kv-cache-dtype|\bbest\b|\buse\b", html)
+
+
+@pytest.mark.parametrize(("mended", "said"), [(0.01, "changing 794 bytes of the model's file repairs it."), (0.5, "B.")])
+def test_a_mended_file_is_said_to_repair_only_what_it_does(mended: float, said: str):
+    found = row(0.01, 2.0)
+    found = FormatRow("q", (*found.plain, row(mended, 1.0).plain[0]), ())
+    assert headline([found], NAMES, "794 bytes").endswith(said)
