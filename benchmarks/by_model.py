@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.by_format import of_family
 from benchmarks.measured import figures, table
 from kvq_core.claims.board import Board, shipped_boards
-from kvq_core.claims.side_by_side import JUDGED, short_title
+from kvq_core.claims.side_by_side import JUDGED, of_models, short_title
 from kvq_core.claims.tables import markdown_table, summary_table
 from kvq_core.methods import Method, methods
 
@@ -34,7 +34,7 @@ def board_part() -> str:
 
 def methods_part() -> str:
     measured = list((figures("methods") or {}).values())
-    setting, boards = measured[0], shipped_boards()
+    setting, boards = measured[0], of_models(shipped_boards())
     shown = [(name, cls) for name, cls in methods().items() if of_family(name, cls)]
     baselines_first = sorted(shown, key=lambda item: (item[1].paper is not None, item[0]))
     rows = [_method(name, cls, [found["methods"].get(name) for found in measured]) for name, cls in baselines_first]

@@ -1,4 +1,4 @@
-"""``make picture``: docs/*.png, the first cards of the stored runs that README.md shows, shot in Chromium.
+"""``make picture``: docs/*.png, what an empty page says first and the first cards of stored runs, shot in Chromium.
 
 A run's id is written into its picture, where a test finds it: a picture of another run than the one that ships fails.
 """
@@ -17,21 +17,27 @@ from PIL.PngImagePlugin import PngInfo  # noqa: E402
 from playwright.sync_api import sync_playwright  # noqa: E402
 
 from benchmarks.page import serve  # noqa: E402
-from benchmarks.readme import DEMONSTRATION, EXAMPLE_SHOWN  # noqa: E402
+from benchmarks.readme import DEMONSTRATION, FIRST  # noqa: E402
 from kvq_core.pipeline.examples import example_ids  # noqa: E402
 
-SHOWN = (EXAMPLE_SHOWN, DEMONSTRATION[0])
+SHOWN = (FIRST, DEMONSTRATION[0])
 CARDS = 6  # the reference and five lanes, in three columns
 PATIENCE_MS = 600_000
 
 
-def shot(address: str, run: str) -> bytes:
-    """The toolbar and the first cards, as a PNG."""
+def shot(address: str, name: str, run: str) -> bytes:
+    """The first sight's card, or a run's toolbar and first cards, as a PNG."""
     with sync_playwright() as playwright:
         chromium = os.environ.get("CHROMIUM", "/usr/bin/chromium")
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1360, "height": 1400}, device_scale_factor=1.25)
         page.set_default_timeout(PATIENCE_MS)
+        if name == FIRST:
+            page.goto(address)
+            page.wait_for_timeout(3000)  # its style comes with the page's own
+            png = page.locator(".two-models").screenshot()
+            browser.close()
+            return png
         page.goto(f"{address}/?run={run}")
         page.wait_for_selector("#verdicts .verdict")
         page.wait_for_timeout(3000)  # the page scrolls and marks the chosen token once its figures are there
@@ -50,7 +56,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         process, address = serve(folder)
         try:
-            shots = {name: shot(address, run) for name, run in runs.items()}
+            shots = {name: shot(address, name, run) for name, run in runs.items()}
         finally:
             process.terminate()
             process.wait(60)

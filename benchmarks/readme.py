@@ -36,7 +36,9 @@ from benchmarks.papers import papers_part
 from kvq_core.analysis.verdict import EXPLAINED
 from kvq_core.pipeline.examples import example_ids, packaged_store
 from kvq_core.presets import presets
+from kvq_core.record.fields import Record
 from kvq_core.spec import BUNDLES, Capture, ComparisonSpec, Lane, Rule, Stress, bundle_lanes
+from ui.panels.two_models import changed_bytes
 
 ROOT = HERE.parent
 PART = re.compile(r"(<!-- ([a-z-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
@@ -44,7 +46,8 @@ EXAMPLE = re.compile(
     r'(\[run |127\.0\.0\.1:7860/\?run=|"run": ")([0-9a-f]{16})'
 )  # its id changes with the results' version
 EXAMPLE_SHOWN = "five-ideas"
-DEMONSTRATION = ("qwen-keys", "qwen-keys-bundled")  # opened beside each other
+FIRST = "first-sight-mended"  # whose card an empty page shows
+DEMONSTRATION = ("qwen-keys", "qwen-keys-bundled", "qwen-keys-mended")  # opened beside each other
 SITE = "docs/site"
 
 
@@ -233,28 +236,38 @@ def addresses() -> dict[str, str]:
 def first_links_part() -> str:
     """What can be opened before anything is installed: the published pages, or their files, and the Space if there is
     one; under them the picture, which links to its run."""
-    told, run = addresses(), example_ids()[EXAMPLE_SHOWN]
+    told, ids = addresses(), example_ids()
     site = told.get("Site", SITE).rstrip("/")
     opened = f"**[Runs to look at, without a server]({site}/index.html)**"
     space = f" · **[Open in Spaces]({told['Space']})**" if "Space" in told else ""
-    title = packaged_store().load(run)[0].environment.model_title
+    record = packaged_store().load(ids[FIRST])[0]
     return (
-        f"{opened}{space}: point at a mark.\n\n![One prompt, six caches: the text of each, its distance from the "
-        f"reference token by token, its bits](docs/{EXAMPLE_SHOWN}.png)\n\n"
-        f"*Part of [run {run}]({site}/{run}-kld.html): {title}, CPU, float32.*"
+        f"{opened}{space}: point at a mark.\n\n![One question, the same cache formats, on two models and on the mended "
+        f"file of one: each answer, its distance from full precision, its memory](docs/{FIRST}.png)\n\n"
+        f"*What an empty page shows: three runs of one prompt, CPU, float32; `{record.id}` is of the file that "
+        "[mending](docs/mend.md) wrote. Point at the five papers' marks: "
+        f"[run {ids[EXAMPLE_SHOWN]}]({site}/{ids[EXAMPLE_SHOWN]}-kld.html).*"
     )
 
 
+def _title(record: Record) -> str:
+    """The model's, of a mended file with how much of it was changed."""
+    title = (record.environment.reference or record.environment).model_title
+    return f"{title}, {changed} changed" if (changed := changed_bytes(record)) else title
+
+
 def demonstration_part() -> str:
-    """The same lanes on two models: the picture, the link that opens both, and their KLDs."""
+    """The same lanes on two models and on the mended file: the picture, the link that opens both, and their KLDs."""
     runs = [packaged_store().load(example_ids()[name])[0] for name in DEMONSTRATION]
     link = f"http://127.0.0.1:7860/?run={runs[0].id}&vs={runs[1].id}"
+    mended = f"http://127.0.0.1:7860/?run={runs[0].id}&vs={runs[2].id}"
     lanes = zip(*(run.lanes for run in runs), strict=True)
-    rows = [(one.label, *(f"{lane.metrics.kld_mean:.2g}" for lane in (one, other))) for one, other in lanes]
+    rows = [(own[0].label, *(f"{lane.metrics.kld_mean:.2g}" for lane in own)) for own in lanes]
     return (
         f"![One prompt on Qwen2.5-Coder-0.5B, five caches]({DEMONSTRATION[0]}.png)\n\n"
-        f"*Part of [run {runs[0].id}]({link}), beside [the same lanes on the bundled model]({link}); mean KLD in nats:*"
-        "\n\n" + table(f"Lane | {' | '.join(run.environment.model_title for run in runs)}", *rows)
+        f"*Part of [run {runs[0].id}]({link}), beside [the same lanes on the bundled model]({link}) and [on the mended "
+        f"file]({mended}); mean KLD in nats, of the mended file against the published one in full precision:*"
+        "\n\n" + table(f"Lane | {' | '.join(map(_title, runs))}", *rows)
     )
 
 

@@ -131,6 +131,7 @@ class Board(Frozen):
     trained_on_demand: tuple[str, ...] | None = None  # those that do not ship with the project; None: not said
     claims: tuple[ClaimResult, ...]
     goes: tuple[Go, ...] = ()  # later ones; what else this says is of the first
+    mends: str | None = None  # the model whose file it was mended from; its column is of claims that flip alone
 
 
 def margin(claim: ClaimResult, criterion: Criterion) -> tuple[float, float, float]:
@@ -279,13 +280,14 @@ def stored_board(model: str) -> Board:
 
 
 def shipped_boards() -> list[Board]:
-    """The boards that ship with the project, the default model's first. Raises StoreError for a file that is none."""
+    """The boards that ship with the project: the default model's, the second one's, and that of its mended file. Raises
+    StoreError for a file that is none."""
     boards = [read_board(path) for path in sorted(SHIPPED.glob("board-*.json"))]
-    return sorted(boards, key=lambda board: board.model != DEFAULT_MODEL)
+    return sorted(boards, key=lambda board: (board.mends is not None, board.model != DEFAULT_MODEL))
 
 
 def stored_boards() -> list[Board]:
-    """``stored_board`` of every model whose board ships, the default model's first."""
+    """``stored_board`` of every model whose board ships, in their order."""
     return [stored_board(board.model) for board in shipped_boards()]
 
 

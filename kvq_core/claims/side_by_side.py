@@ -4,7 +4,7 @@ Pure: the boards are given, and nothing is measured. ``kvq_core.claims.tables`` 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvq_core.claims.board import Board, ClaimResult, within_noise
 
@@ -18,11 +18,12 @@ class ClaimRow:
     """One claim on every model: ``claim`` as the first board tells it that has it, ``results`` by board.
 
     A result is None where a board lacks the claim or judged it by another criterion: its verdict is one on another
-    question.
+    question. ``mended``: of a mended file, where the claim flips between the models; it is no model of its own.
     """
 
     claim: ClaimResult
     results: tuple[ClaimResult | None, ...]
+    mended: ClaimResult | None = None
 
     @property
     def flips(self) -> bool:
@@ -44,15 +45,27 @@ class ClaimRow:
 
 
 def claim_rows(boards: Sequence[Board]) -> tuple[ClaimRow, ...]:
-    """A row a claim that any board has, papers and their claims in the order in which the boards bring them."""
+    """A row a claim that any model's board has, papers and their claims in the order in which the boards bring them."""
     firsts: dict[str, ClaimResult] = {}
+    mended = {claim.id: claim for board in boards if board.mends for claim in board.claims}
+    boards = of_models(boards)
     for board in boards:
         for claim in board.claims:
             firsts.setdefault(claim.id, claim)
     papers = list(dict.fromkeys(claim.paper for claim in firsts.values()))
     ordered = sorted(firsts.values(), key=lambda claim: papers.index(claim.paper))
     by_id = [{claim.id: claim for claim in board.claims} for board in boards]
-    return tuple(ClaimRow(claim, tuple(_same(claim, known.get(claim.id)) for known in by_id)) for claim in ordered)
+    rows = (ClaimRow(claim, tuple(_same(claim, known.get(claim.id)) for known in by_id)) for claim in ordered)
+    return tuple(replace(row, mended=_same(row.claim, mended.get(row.claim.id))) if row.flips else row for row in rows)
+
+
+def of_models(boards: Sequence[Board]) -> list[Board]:
+    """Those of models as they were published, a column each; a mended file's stands beside them."""
+    return [board for board in boards if board.mends is None]
+
+
+def mended_board(boards: Sequence[Board]) -> Board | None:
+    return next((board for board in boards if board.mends), None)
 
 
 def _same(claim: ClaimResult, found: ClaimResult | None) -> ClaimResult | None:
@@ -66,7 +79,7 @@ def short_title(title: str) -> str:
 
 def summary(boards: Sequence[Board]) -> str:
     """``20 of 29 hold on both models; 5 flip with the model, 2 of them with a verdict within noise.``"""
-    rows = claim_rows(boards)
+    rows, boards = claim_rows(boards), of_models(boards)
     held = sum(row.holds_on_all for row in rows)
     if len(boards) == 1:
         return f"{held} of {len(rows)} hold here; {sum(row.in_doubt for row in rows)} verdicts are within noise."
@@ -76,4 +89,6 @@ def summary(boards: Sequence[Board]) -> str:
     noise = f", {doubted} of them with a verdict within noise" if doubted else ""
     turn = f"{len(flips)} {'flips' if len(flips) == 1 else 'flip'} with the model{noise}"
     missing = f"; {apart} were not judged on {models}" if apart else ""
-    return f"{held} of {len(rows)} hold on {models}; {turn}{missing}."
+    judged = [row.mended.verdict for row in flips if row.mended]
+    mended = f"; of those, {judged.count('holds')} of {len(judged)} hold on the mended file" if judged else ""
+    return f"{held} of {len(rows)} hold on {models}; {turn}{mended}{missing}."

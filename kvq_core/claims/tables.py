@@ -1,7 +1,7 @@
 """Boards as text: for a terminal, for documents, as JSON; several of them side by side."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvq_core.claims.board import (
     Board,
@@ -13,7 +13,16 @@ from kvq_core.claims.board import (
     texts_share,
     within_noise,
 )
-from kvq_core.claims.side_by_side import FLIPS, NOT_MEASURED, ClaimRow, claim_rows, short_title, summary
+from kvq_core.claims.side_by_side import (
+    FLIPS,
+    NOT_MEASURED,
+    ClaimRow,
+    claim_rows,
+    mended_board,
+    of_models,
+    short_title,
+    summary,
+)
 
 
 def plain_table(boards: Sequence[Board]) -> str:
@@ -27,10 +36,16 @@ def plain_table(boards: Sequence[Board]) -> str:
         lines += [f"  {_plain_head(row)}"]
         lines += [f"      the paper ({claim.quoted_from}): {claim.quote}"] if claim.quote else []
         lines += [f"      less: {claim.less}"] if claim.less else []
-        for board, found in zip(boards, row.results, strict=True):
+        for board, found in _columns(row, boards):
             lines += [f"      {short_title(board.model_title)}: {_plain_verdict(found)}"] if len(boards) > 1 else []
             lines += [f"      {line}" for line in (measurement_lines(found) if found else ())]
     return "\n".join(lines)
+
+
+def _columns(row: ClaimRow, boards: Sequence[Board]) -> list[tuple[Board, ClaimResult | None]]:
+    """The row's verdicts by board; of a mended file only where it has one."""
+    found, mended = list(zip(of_models(boards), row.results, strict=True)), mended_board(boards)
+    return found if mended is None or row.mended is None else [*found, (mended, row.mended)]
 
 
 def _plain_head(row: ClaimRow) -> str:
@@ -48,8 +63,9 @@ def _plain_verdict(found: ClaimResult | None) -> str:
 
 def markdown_table(boards: Sequence[Board]) -> str:
     """The whole boards, a row a claim and a column a model, as docs/claims.md shows them."""
+    mended = mended_board(boards) is not None
     heads = ["Paper", "The paper says", "Tested here", *(board.model_title for board in boards)]
-    rows = [_cells(row) for row in claim_rows(boards)]
+    rows = [[*_cells(row), *([_mended(row, _measured)] if mended else [])] for row in claim_rows(boards)]
     return "\n".join(
         [
             summary(boards),
@@ -64,6 +80,7 @@ def markdown_table(boards: Sequence[Board]) -> str:
 
 def summary_table(boards: Sequence[Board]) -> str:
     """A line a claim: a verdict a model and the main figures, in the order of the models."""
+    mended = mended_board(boards) is not None
     heads = [
         "Paper",
         "Claim",
@@ -75,10 +92,11 @@ def summary_table(boards: Sequence[Board]) -> str:
             row.claim.paper,
             row.claim.sentence + _mark(row),
             *map(verdict_markdown, row.results),
+            *([_mended(row, verdict_markdown)] if mended else []),
             "<br>".join(main_figure(found, measured) for found in measured),
         ]
         for row in claim_rows(boards)
-        for measured in [[found for found in row.results if found]]
+        for measured in [[found for found in (*row.results, row.mended) if found]]
     ]
     return "\n".join([f"{summary(boards)} {circumstances(*boards)}", "", *markdown_rows([heads, *rows])])
 
@@ -99,6 +117,10 @@ def _cells(row: ClaimRow) -> list[str]:
 
 def _mark(row: ClaimRow) -> str:
     return f" **{FLIPS.capitalize()}.**" if row.flips else ""
+
+
+def _mended(row: ClaimRow, told: Callable[[ClaimResult], str]) -> str:
+    return "" if row.mended is None else told(row.mended)
 
 
 def _measured(found: ClaimResult | None) -> str:

@@ -10,7 +10,16 @@ from kvq_core.claims.board import (
     texts_share,
     within_noise,
 )
-from kvq_core.claims.side_by_side import FLIPS, NOT_MEASURED, ClaimRow, claim_rows, short_title, summary
+from kvq_core.claims.side_by_side import (
+    FLIPS,
+    NOT_MEASURED,
+    ClaimRow,
+    claim_rows,
+    mended_board,
+    of_models,
+    short_title,
+    summary,
+)
 from ui.html.escape import safe
 
 TONES = {"holds": "good", "does not hold here": "warn", "cannot be tested here": "quiet"}
@@ -18,9 +27,11 @@ TONES = {"holds": "good", "does not hold here": "warn", "cannot be tested here":
 
 def claims_table(boards: Sequence[Board]) -> str:
     """The boards side by side; rows that do not flip can be hidden. Everything is escaped: files can be edited."""
-    heads = ("The paper says", "Tested here", *(short_title(board.model_title) for board in boards))
+    models, mended = of_models(boards), mended_board(boards)
+    heads = ("The paper says", "Tested here", *(short_title(board.model_title) for board in models))
     titles = "".join(f'<th scope="col">{safe(title)}</th>' for title in heads)
-    body = "".join(_row(row, boards) for row in claim_rows(boards))
+    titles += f'<th scope="col" class="mended">{safe(short_title(mended.model_title))}</th>' if mended else ""
+    body = "".join(_row(row, models, mended) for row in claim_rows(boards))
     return (
         f'<div class="scroll" tabindex="0"><table class="claims"><thead><tr>{titles}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
@@ -29,7 +40,7 @@ def claims_table(boards: Sequence[Board]) -> str:
     )
 
 
-def _row(row: ClaimRow, boards: Sequence[Board]) -> str:
+def _row(row: ClaimRow, boards: Sequence[Board], mended: Board | None) -> str:
     claim = row.claim
     quote = f"<div>“{safe(claim.quote)}”</div><small>{safe(claim.quoted_from)}</small>" if claim.quote else ""
     less = f"<small>Less than the paper says: {safe(claim.less)}</small>" if claim.less else ""
@@ -37,6 +48,8 @@ def _row(row: ClaimRow, boards: Sequence[Board]) -> str:
     mark = f' <span class="badge bad">{FLIPS}</span>' if row.flips else ""
     setting = "".join(f"<small>{safe(text)}</small>" for text in (f"{claim.setting}.", claim.note) if text)
     models = "".join(_cell(found, board) for found, board in zip(row.results, boards, strict=True))
+    if mended and row.mended:
+        models += _cell(row.mended, mended, ' class="mended"')
     return (
         f'<tr class="{"flips" if row.flips else "same"}"><td>{link}{quote}</td>'
         f"<td>{safe(claim.sentence)}{mark}<small>{safe(claim.where)}</small>{less}"
@@ -44,7 +57,7 @@ def _row(row: ClaimRow, boards: Sequence[Board]) -> str:
     )
 
 
-def _cell(found: ClaimResult | None, board: Board) -> str:
+def _cell(found: ClaimResult | None, board: Board, of: str = "") -> str:
     """A model's verdict; its name, which the head of the column says, is for screens that show no columns."""
     name = f'<b class="of">{safe(short_title(board.model_title))}</b>'
     if found is None:
@@ -54,7 +67,7 @@ def _cell(found: ClaimResult | None, board: Board) -> str:
     chip = f'<span class="badge {TONES[found.verdict]}" title="{safe(board.rule)}">{safe(found.verdict)}</span>'
     remark = f"<small>{safe(', '.join(filter(None, (noise, held))))}</small>" if noise or held else ""
     numbers = "".join(f"<div>{safe(line)}</div>" for line in measurement_lines(found))
-    return f"<td>{name}{chip}{remark}{numbers}</td>"
+    return f"<td{of}>{name}{chip}{remark}{numbers}</td>"
 
 
 def claims_missing(reason: str) -> str:
@@ -64,7 +77,7 @@ def claims_missing(reason: str) -> str:
 def claims_summary(boards: Sequence[Board]) -> str:
     """What holds on all models and what flips, then a line a model with the count of its verdicts."""
     lines = [f"<b>{safe(summary(boards))}</b>"] if len(boards) > 1 else []
-    lines += [f"{safe(board.model_title)}: {safe(verdicts_counted(board))}." for board in boards]
+    lines += [f"{safe(board.model_title)}: {safe(verdicts_counted(board))}." for board in of_models(boards)]
     return "<p>" + "<br>".join(lines) + "</p>"
 
 

@@ -74,7 +74,8 @@ def _card(records: tuple[Record, ...], papers: str | None) -> str:
     way = f'<a href="?run={safe(papers)}">The five papers</a>' if papers else ""
     return (
         '<section class="card two-models" aria-label="Two models"><p class="asked">One question, the same formats, '
-        f'two models</p><h2>{headline(rows, names, changed)}</h2><p class="ask"><q>{safe(_question(records[0]))}</q></p>'
+        f"two models{', one of them also mended' if changed else ''}</p><h2>{headline(rows, names, changed)}</h2>"
+        f'<p class="ask"><q>{safe(_question(records[0]))}</q></p>'
         '<label class="subtract"><input type="checkbox" id="subtract-mean"> Subtract the mean key before rounding '
         f"<small>{_cost(rows)}</small></label>"
         '<div class="scroll"><table class="plain"><thead><tr><th scope="col">Format</th>'
@@ -167,6 +168,8 @@ def _memory(lane: LaneRecord) -> str:
 
 def _answer(lane: LaneRecord) -> str:
     """The text with what differs from full precision's marked, and its mean KLD."""
+    if not lane.text:
+        return f"<i>ends at once</i> <small>KLD {_nats(_kld(lane))}</small>"
     at = lane.metrics.first_divergence if lane.metrics else None
     same = "".join(lane.tokens if at is None else lane.tokens[:at])
     shown = shorten(same + "".join(lane.tokens[len(lane.tokens) if at is None else at :]), LONGEST)

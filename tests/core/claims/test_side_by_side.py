@@ -18,7 +18,15 @@ from kvq_core.claims.board import (
     shipped_boards,
     stored_boards,
 )
-from kvq_core.claims.side_by_side import FLIPS, NOT_MEASURED, claim_rows, short_title, summary
+from kvq_core.claims.side_by_side import (
+    FLIPS,
+    NOT_MEASURED,
+    claim_rows,
+    mended_board,
+    of_models,
+    short_title,
+    summary,
+)
 from kvq_core.claims.tables import boards_json, markdown_table, plain_table, summary_table
 from kvq_core.claims.verdict import spreads, verdict
 from kvq_core.cli.main import main
@@ -129,6 +137,22 @@ def test_a_verdict_by_another_criterion_is_one_on_another_question(boards):
     assert row.results == (one.claims[0], None) and not row.flips
 
 
+def test_a_mended_file_is_a_column_of_claims_that_flip_and_no_model(boards):
+    both = boards((HOLDS, HOLDS), (HOLDS, FAILS), (FAILS, HOLDS))
+    claims = tuple(judged(claim, HOLDS) for claim in both[0].claims)
+    mended = both[1].model_copy(update={"mends": "Other", "model_title": "Other-1B, mended", "claims": claims})
+    every = [*both, mended]
+    rows = claim_rows(every)
+    assert [row.mended and row.mended.verdict for row in rows] == [None, HOLDS, HOLDS]
+    assert [row.results for row in rows] == [row.results for row in claim_rows(both)]
+    assert summary(every) == summary(both)[:-1] + "; of those, 2 of 2 hold on the mended file."
+    assert claims_table(every).count('<td class="mended">') == 2 and "Other-1B, mended</th>" in claims_table(every)
+    assert plain_table(every).count("      Other-1B, mended: HOLDS") == 2
+    assert summary_table(every).splitlines()[2].split(" | ")[4] == "Other-1B, mended"
+    assert markdown_table(every).count("holds, in") == markdown_table(both).count("holds, in") + 2
+    assert claims_summary(every).count("<br>") == 2, "it has no counts of its own"
+
+
 def test_papers_stay_together_whichever_board_brings_a_claim(shipped):
     squat = [claim for claim in shipped.claims if claim.paper == "SQuat"]
     one = without(without(shipped, squat[0].id), squat[-1].id)
@@ -183,12 +207,25 @@ def test_the_panel_shows_what_is_stored(tmp_path, monkeypatch):
 
 
 def test_boards_of_both_models_ship_the_default_models_first():
-    assert [board.model for board in shipped_boards()] == [DEFAULT_MODEL, SECOND_MODEL]
+    assert [board.model for board in of_models(shipped_boards())] == [DEFAULT_MODEL, SECOND_MODEL]
     assert shipped_boards()[1].model_title == TITLE
 
 
+def test_the_mended_board_has_claims_that_flip_measured_as_on_the_models():
+    (_, other), mended = of_models(shipped_boards()), mended_board(shipped_boards())
+    assert mended is not None and mended.mends == other.model and mended.weights_hash != other.weights_hash
+    assert (mended.rule, mended.prompt_tokens, mended.later_tokens) == (
+        other.rule,
+        other.prompt_tokens,
+        other.later_tokens,
+    )
+    flips = {row.claim.id: row for row in claim_rows(shipped_boards()) if row.flips}
+    assert {claim.id for claim in mended.claims} <= set(flips) and all(claim.numbers for claim in mended.claims)
+    assert {"innerq-quality", "innerq-normalization"} <= {claim.id for claim in mended.claims}
+
+
 def test_both_boards_were_measured_on_as_many_texts_by_the_same_criteria():
-    one, other = shipped_boards()
+    one, other = of_models(shipped_boards())
     assert (one.rule, one.prompt_tokens, one.later_tokens) == (other.rule, other.prompt_tokens, other.later_tokens)
     assert [text.name for text in one.texts] == [text.name for text in other.texts]
     assert all(row.results[0] is not None for row in claim_rows([one, other]))
@@ -211,7 +248,7 @@ def test_a_board_measured_here_takes_the_place_of_the_shipped_one(tmp_path, monk
     assert stored_boards() == shipped_boards()
     own = shipped_boards()[1].model_copy(update={"created": "2030-01-01T00:00:00+00:00"})
     save_board(own, board_file(SECOND_MODEL))
-    assert [board.created for board in stored_boards()] == [shipped_boards()[0].created, own.created]
+    assert [board.created for board in of_models(stored_boards())] == [shipped_boards()[0].created, own.created]
     board_file(SECOND_MODEL).write_text("{}")
     with pytest.raises(StoreError, match="measure it again"):
         stored_boards()
