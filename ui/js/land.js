@@ -29,13 +29,20 @@
     const part = location.hash.slice(1) || (asked.has("vs") ? "beside" : asked.has("view") ? "where" : "");
     if (part) setTimeout(() => goPart(part, false) && stayAt(part), 60);
   };
-  // The length from which every lane quantizes something, in place of the one that is asked for.
+  // The length from which every lane quantizes something, in place of the one that is asked for. Its box is there once
+  // the options were open.
   document.addEventListener("click", ({ target }) => {
     const tokens = target.closest?.("[data-new-tokens]")?.dataset.newTokens;
-    const box = tokens && document.querySelector("#max-new-tokens input[type=number]");
-    if (!box) return;
-    box.value = tokens;
-    for (const kind of ["input", "change", "blur"]) box.dispatchEvent(new Event(kind, { bubbles: true }));
+    if (!tokens) return;
+    const box = () => document.querySelector("#max-new-tokens input[type=number]");
+    const put = (tries) => {
+      const found = box();
+      if (!found) return tries && setTimeout(() => put(tries - 1), 50);
+      found.value = tokens;
+      for (const kind of ["input", "change", "blur"]) found.dispatchEvent(new Event(kind, { bubbles: true }));
+    };
+    if (!box()) document.querySelector("#options button")?.click();
+    put(40);
   });
   // A lane is added to the run that is shown: where the form holds another comparison, it holds the run's first.
   const addLane = () => {
