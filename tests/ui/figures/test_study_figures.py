@@ -26,8 +26,6 @@ def line(at: int) -> dict:
         "label": f"a lane numbered {at}",
         "worst_prompt": "p",
         "prompts": 12,
-        "tier": "close",
-        "tier_reason": "KLD",
     }
     return {
         "tier": "close",
