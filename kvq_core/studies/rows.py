@@ -210,4 +210,4 @@ def _placed(row: Row) -> Row:
 
 def knows_text(rows: Sequence[Row]) -> bool:
     """Whether rows say of each lane if its own text repeats itself, which those of older studies do not."""
-    return all(row["repeats"] is not None for row in rows if row["kld_mean"] is not None)
+    return all(row.get("repeats") is not None for row in rows if row.get("kld_mean") is not None)
