@@ -222,3 +222,12 @@ def test_kv_heads_are_read_by_each_of_their_names_and_by_layer(given: dict, head
 def test_a_family_that_is_not_known_is_not_taken_as_the_plain_one(given: dict, why: str) -> None:
     with pytest.raises(ModelError, match=why):
         shape_of({**PLAIN, **given})
+
+
+def test_a_feed_forward_without_a_gate_has_two_matrices() -> None:
+    sizes = {**PLAIN, "model_type": "starcoder2", "num_key_value_heads": 2, "intermediate_size": 1024}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["starcoder2"](**{**sizes, "vocab_size": 100}))
+    config = model.config.to_dict()
+    counted = sum(parameters(config, shape_of(config).kinds))
+    assert counted == pytest.approx(sum(each.numel() for each in model.parameters()), rel=0.05)
