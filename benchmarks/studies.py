@@ -64,7 +64,14 @@ def _rows(cell: Any, draw: np.random.Generator, scored: int) -> list[Row]:
             "kv_ratio": 0.2,
         }
         lists = {"kld": kld, "same_top": kld < 1, "top_prob": draw.random(scored), "structural": kld < 0.01}
-        names = {"run": cell.id, "model": cell.title, "prompt": cell.prompt.id, "group": "", "tier": "close"}
+        names = {
+            "run": cell.id,
+            "model": cell.title,
+            "prompt": cell.prompt.id,
+            "group": "",
+            "tier": "close",
+            "repeats": False,
+        }
         rows.append({**names, "lane": lane.label, "at": at, **counts, **figures, **lists})
     return rows
 

@@ -203,7 +203,7 @@ SURFACE = {
     "roundtrip": (
         "(method: kvq_core.methods.base.Method, keys: torch.Tensor, values: torch.Tensor, "
         "queries: torch.Tensor | None = None, rope: tuple[torch.Tensor, torch.Tensor] | None = None, "
-        "windows: bool = False, metadata: Literal['float32', 'float16'] = 'float32')"
+        "windows: bool = False, metadata: Literal['float32', 'float16'] = 'float16')"
         " -> kvq_core.pipeline.roundtrip.Roundtrip"
     ),
     "run": f"({_RUN}) -> kvq_core.record.fields.Record",

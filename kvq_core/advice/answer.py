@@ -14,7 +14,7 @@ from kvq_core.advice.sentences import Findings, answer_of, helps_of, reasons_of,
 from kvq_core.methods.deployments import READ_IN
 from kvq_core.sizing.units import size_text
 from kvq_core.studies.intervals import mean_interval
-from kvq_core.studies.pairs import pairs
+from kvq_core.studies.pairs import PairedDifference, pairs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,7 +25,8 @@ WORST = 3  # prompts that are named
 @dataclass(frozen=True)
 class Study:
     """What the advice is computed from: ``table`` has one model's rows, ``longest`` the tokens of the longest sequence
-    that was run, ``own_context`` those that the model was made for, ``fp16`` the cache as it is."""
+    that was run, ``own_context`` those that the model was made for, ``fp16`` the cache as it is; ``pairs`` the study's
+    of that model."""
 
     id: str
     model: str
@@ -37,12 +38,18 @@ class Study:
     own_context: int | None = None
     warnings: Sequence[str] = field(default_factory=tuple)
     nearest_context: int | None = None  # the longest that a lane which holds would fit
+    pairs: Sequence[PairedDifference] = ()
+
+    def pair(self, a: str, b: str) -> PairedDifference:
+        """Two lanes as the study compares them, with its p; of a lane that it has not, among all lanes of the table."""
+        known = (pair for each in ((lambda: self.pairs), (lambda: pairs(self.table))) for pair in each())
+        return next(pair for pair in known if {pair.a, pair.b} == {a, b})
 
 
 def advice_of(study: Study, ask: Ask) -> Advice:
     """Raises SpecError where the study has no figures, or no tasks that are asked for."""
     found = evidence(study.table, [option.label for option in study.options], ask.tolerance)
-    choice = choose(found, study.options)
+    choice = choose(found, study.options, study.pair)
     candidates = _candidates(found, study.options)
     told = Findings(study.options, found, choice, ask, study.fp16, study.weights, study.longest, study.own_context)
     kind = _kind(found, choice)
@@ -146,16 +153,15 @@ def _why_not(option: Option, found: Evidence, holds: bool) -> str | None:
 
 
 def _separates(study: Study, choice: AdvisedChoice, found: Evidence) -> str | None:
-    """Bytes of both, and what a paired test says of their losses; without a second lane, what comes nearest."""
+    """Bytes of both, and how the study compares their losses; without a second lane, what comes nearest."""
     if choice.best is None:
         return None
     sizes = {option.label: option.nbytes for option in study.options}
     if choice.second is None:
         return _nearest(study, choice.best, found)
-    two = study.table[study.table["lane"].isin([choice.best, choice.second])]
-    (pair,) = pairs(two)
     ratio = sizes[choice.second] / sizes[choice.best]
-    return f"{choice.second} takes {ratio:.2f} times the bytes of {choice.best}. {pair.sentence}"
+    told = study.pair(choice.best, choice.second).sentence
+    return f"{choice.second} takes {ratio:.2f} times the bytes of {choice.best}. {told}"
 
 
 def _nearest(study: Study, best: str, found: Evidence) -> str:

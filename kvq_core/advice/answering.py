@@ -64,6 +64,7 @@ class StudyQuestion:
             longest=longest,
             own_context=self.shape.context or None,
             warnings=tuple(self._warnings(tried.why if isinstance(tried, Without) else "")),
+            pairs=[pair for pair in self.result.pairs if pair.model == title],
         )
         places = [FitPlace(self.shape, each, self.ask) for each in self.files]
         lanes = self.result.plan.spec.comparison.lanes

@@ -5,7 +5,7 @@ from math import inf, isfinite
 from typing import Literal
 
 from kvq_core.analysis.deploy import ENGINES
-from kvq_core.analysis.verdict import TIERS
+from kvq_core.analysis.verdict import TIERS, Tier
 from kvq_core.errors import SpecError, excerpt
 
 CONTEXT = 8_192  # tokens, where none is asked for
@@ -16,21 +16,22 @@ _ALLOWED = ", ".join(tier.word for tier in TIERS[:-1])
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What a lane may lose at most: mean KLD in nats; of a tier also the share of positions that flip without a near
-    tie and the 99th percentile of KLD; or the share ``task`` of what the model gets right that the lane gets wrong."""
+    """What a lane may lose at most: mean KLD in nats; of a tier all that its rule bounds; or the share ``task`` of what
+    the model gets right that the lane gets wrong."""
 
     words: str
     kld: float = inf
-    p99: float = inf
-    flips: float = inf
+    tier: Tier | None = None
     task: float | None = None
 
     @property
     def in_words(self) -> str:
         """``words``, and of a tier its thresholds."""
-        if not isfinite(self.p99):
+        if (bound := self.tier) is None:
             return self.words
-        return f"{self.words} (mean KLD up to {self.kld:g} nats, flips {self.flips:.0%}, p99 {self.p99:g} nats)"
+        text = f", own texts that repeat themselves {bound.repeats:.0%}" if isfinite(bound.repeats) else ""
+        figures = f"mean KLD up to {bound.kld:g} nats, flips {bound.flips:.0%}, p99 {bound.p99:g} nats"
+        return f"{self.words} ({figures}{text})"
 
     @classmethod
     def parse(cls, given: str | float) -> "Tolerance":
@@ -38,7 +39,7 @@ class Tolerance:
         text = str(given).strip().lower()
         for tier in TIERS[:-1]:
             if text == tier.word:
-                return cls(f"the tier {tier.word}", tier.kld, tier.p99, tier.flips)
+                return cls(f"the tier {tier.word}", tier.kld, tier)
         if text.startswith(_TASK):
             share = _number(text.removeprefix(_TASK))
             if share is not None and 0 <= share < 1:

@@ -1,13 +1,13 @@
 """Which lane is the answer, and in how many resamples of the prompts it still is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kvq_core.advice.evidence import Array, Evidence
 from kvq_core.analysis.scored import CONFIDENCE
-from kvq_core.studies.pairs import needed_prompts
+from kvq_core.studies.pairs import PairedDifference, needed_prompts
 
 RESAMPLES = 2000
 SAME = 0.02  # lanes whose bytes differ by no more are alike in size; of these the one that loses least is the answer
@@ -36,13 +36,15 @@ class Option:
 class AdvisedChoice:
     """``best``: the answer, None where no lane will do; ``agreement``: the share of resamples of the prompts with the
     same answer, None of too few prompts; ``rival``: what most of the others say, None where they say that none will do,
-    or there are no others; ``second``: the answer without the best; ``more``: prompts that would tell best and rival
-    apart, None where they are told apart, or no number that anybody asks would."""
+    or there are no others; ``second``: the answer without the best; ``depends``: the lane of which it is open whether
+    it holds, None where that decides nothing: which of two lanes alike in size loses less is open then, or nothing is;
+    ``more``: prompts beside those there are that would tell, None where no number that anybody asks would."""
 
     best: str | None
     agreement: float | None
     rival: str | None
     second: str | None
+    depends: str | None
     more: int | None
 
     @property
@@ -50,9 +52,10 @@ class AdvisedChoice:
         return self.agreement is not None and self.agreement >= CONFIDENCE
 
 
-def choose(found: Evidence, options: Sequence[Option]) -> AdvisedChoice:
+def choose(found: Evidence, options: Sequence[Option], pair: Callable[[str, str], PairedDifference]) -> AdvisedChoice:
     """The smallest lane that fits, that the engine has and that holds on the prompts; of lanes alike in size the one
-    that loses least. ``agreement`` counts how often prompts drawn with replacement give the same."""
+    that loses least. ``agreement`` counts how often prompts drawn with replacement give the same; ``pair``: how the
+    study compares two lanes."""
     by_label = {option.label: option for option in options}
     own = [by_label[lane] for lane in found.lanes]
     usable = np.array([o.fits is not False and o.refused is None and o.label not in found.failed for o in own])
@@ -63,16 +66,15 @@ def choose(found: Evidence, options: Sequence[Option]) -> AdvisedChoice:
     others[best] &= best < 0
     (second,) = _best(found, np.full((1, count), 1 / count), others, sizes)
     if not found.enough:
-        return AdvisedChoice(_name(found, best), None, None, _name(found, second), None)
+        return AdvisedChoice(_name(found, best), None, None, _name(found, second), None, None)
     draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES)
     drawn = _best(found, draws / count, usable, sizes)
     agreement = float((drawn == best).mean())
     rest = drawn[drawn != best]
     names, times = np.unique(rest, return_counts=True)
     rival = int(names[times.argmax()]) if len(rest) else -1
-    sure = agreement >= CONFIDENCE
-    more = None if sure else _more(found, best, rival, sizes)
-    return AdvisedChoice(_name(found, best), agreement, _name(found, rival), _name(found, second), more)
+    depends, more = (None, None) if agreement >= CONFIDENCE else _open(found, best, rival, sizes, pair)
+    return AdvisedChoice(_name(found, best), agreement, _name(found, rival), _name(found, second), depends, more)
 
 
 def _best(found: Evidence, weights: Array, usable: Array, sizes: Array) -> Array:
@@ -89,16 +91,19 @@ def _name(found: Evidence, at: int) -> str | None:
     return None if at < 0 else found.lanes[at]
 
 
-def _more(found: Evidence, best: int, rival: int, sizes: Array) -> int | None:
-    """Prompts beside those there are that a paired t test would take to tell what keeps the two apart: of two lanes
-    alike in size their KLD, else whether the smaller one holds."""
-    if best >= 0 and rival >= 0 and abs(sizes[best] - sizes[rival]) <= SAME * sizes[[best, rival]].min():
-        what = found.kld[:, best] - found.kld[:, rival]
-    else:
-        smaller = min((at for at in (best, rival) if at >= 0), key=lambda at: sizes[at], default=None)
-        if smaller is None:
-            return None
-        what = found.tightest(found.lanes[smaller])
+def _open(
+    found: Evidence, best: int, rival: int, sizes: Array, pair: Callable[[str, str], PairedDifference]
+) -> tuple[str | None, int | None]:
+    """``depends`` and ``more`` of the choice: of lanes alike in size that the study does not tell apart as many prompts
+    as it asks for, else those with which a t test tells whether the first choice holds."""
+    at = sorted((each for each in (best, rival) if each >= 0), key=lambda each: sizes[each])
+    first = found.lanes[at[0]]
+    if len(at) == 2 and sizes[at[1]] - sizes[at[0]] <= SAME * sizes[at[0]]:
+        told = pair(*(found.lanes[each] for each in at))
+        if not told.apart:
+            return None, None if told.needed is None else max(1, told.needed - told.prompts)
+        first = told.a if told.difference < 0 else told.b
+    what = found.tightest(first)
     spread = float(what.std(ddof=1))
     needed = needed_prompts(float(what.mean()) / spread, 1) if spread > 0 else None
-    return None if needed is None else max(1, needed - len(what))
+    return first, None if needed is None else max(1, needed - len(what))

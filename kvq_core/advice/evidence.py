@@ -8,7 +8,7 @@ import numpy as np
 
 from kvq_core.advice.ask import Tolerance
 from kvq_core.analysis.choice import RECOMMENDED_FROM
-from kvq_core.analysis.verdict import P99_FROM
+from kvq_core.analysis.verdict import P99_FROM, most_flips
 from kvq_core.errors import SpecError
 from kvq_core.studies.intervals import FEWEST, mean_interval, share_interval
 
@@ -89,12 +89,16 @@ def _margins(rows: "pd.DataFrame", tolerance: Tolerance) -> "dict[str, pd.Series
         lost = counted & ~rows["correct"].eq(True)
         return {"tasks": lost.astype(float) - tolerance.task * counted}
     found = {"mean KLD": rows["kld_mean"] - tolerance.kld}
-    if np.isfinite(tolerance.flips):
-        apart = (rows["flips"] - rows["near_tie_flips"]).clip(lower=0)
-        found["flips"] = apart - tolerance.flips * rows["scored"]
-    if np.isfinite(tolerance.p99) and rows["scored"].sum() / rows.index.get_level_values("lane").nunique() >= P99_FROM:
-        above = rows["kld"].map(lambda tokens: float((np.asarray(tokens, float) > tolerance.p99).sum()))
+    if (bound := tolerance.tier) is None:
+        return found
+    apart = (rows["flips"] - rows["near_tie_flips"]).clip(lower=0)
+    scored = rows["scored"].groupby("lane").transform("sum")
+    found["flips"] = apart - scored.map(lambda count: most_flips(bound, count) / count) * rows["scored"]
+    if (scored >= P99_FROM).all():
+        above = rows["kld"].map(lambda tokens: float((np.asarray(tokens, float) > bound.p99).sum()))
         found["99th percentile"] = above - TAIL * rows["scored"]
+    if np.isfinite(bound.repeats):
+        found["own text"] = rows["repeats"].eq(True) - bound.repeats
     return found
 
 

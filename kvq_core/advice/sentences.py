@@ -60,7 +60,7 @@ class Findings:
 
 def answer_of(told: Findings, kind: str) -> str:
     """In a line."""
-    best, rival, choice = told.choice.best, told.choice.rival, told.choice
+    best, choice = told.choice.best, told.choice
     if kind == "few":
         return f"Too few prompts to recommend a lane: the study has {len(told.found.prompts)}, and {FEWEST} are needed."
     if kind == "none":
@@ -69,11 +69,16 @@ def answer_of(told: Findings, kind: str) -> str:
         said = f"{best}: {_cost(told, told.option(best))}, within {told.ask.tolerance.words}"
         on = "" if told.found.recommends else f" on {len(told.found.prompts)} prompts, too few to say what to use"
         return f"{said}{on}; {_agree(choice)}."
-    more = f": {choice.more:,} more prompts would" if choice.more else ", and no number of prompts anybody asks would"
-    asked = (
-        f"{best} from {rival}" if best and rival else f"whether {best or rival} is within {told.ask.tolerance.words}"
-    )
-    return f"Cannot tell {asked}{more}; {_agree(choice)}."
+    more = f"{choice.more:,} more prompts" if choice.more else "no number of prompts that anybody asks"
+    return f"{_undecided(choice, told.ask.tolerance.words)}: {more} would tell; {_agree(choice)}."
+
+
+def _undecided(choice: AdvisedChoice, tolerance: str) -> str:
+    """What the answer hangs on. It says of no two lanes whether they can be told apart: the study's pairs do."""
+    if (first := choice.depends) is None:
+        return f"{choice.best} or {choice.rival}, which are of one size, whichever loses less"
+    other = choice.rival if first == choice.best else choice.best
+    return f"{first} if it is within {tolerance}, else {other or 'none of these'}"
 
 
 def _agree(choice: AdvisedChoice) -> str:
@@ -169,7 +174,7 @@ def _looser(told: Findings) -> Iterator[str]:
     best = min(told.found.kld.mean(0), default=np.inf)
     words = [tier.word for tier in TIERS[:-1] if best <= tier.kld and tier.kld > told.ask.tolerance.kld]
     if words:
-        yield f"A tolerance of {words[0]} would have an answer."
+        yield f"A tolerance of {words[0]} may have an answer."
     yield "Find the layers that cost most, and leave these in fp16: python -m kvq_core layers."
 
 

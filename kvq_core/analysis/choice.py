@@ -34,26 +34,16 @@ def choose(record: Record, arrays: Arrays) -> LaneChoice | None:
     }
     if not found:
         return None
-    tiers = {index: tier_of(verdict(record, arrays, index).word) for index in found}
-    judged = {index: tier for index, tier in tiers.items() if tier is not None}
+    placed = {index: told for index in found if (told := verdict(record, arrays, index).placed)}
+    judged = {index: told.worst for index, told in placed.items()}
     closest = min(found, key=lambda index: (found[index], index))
     best = min(judged.values(), default=None)
     last = len(TIERS) - 1
     lane = closest
     if best is not None and best < last:
         lane = min((i for i, tier in judged.items() if tier == best), key=lambda i: (_ratio(record, i), found[i], i))
-    beyond = tuple(index for index, tier in judged.items() if tier == last and verdict_is_sure(record, arrays, index))
+    beyond = tuple(index for index, told in placed.items() if told.best == last)
     return LaneChoice(lane, best, closest if closest != lane else None, beyond)
-
-
-def tier_of(word: str) -> int | None:
-    """The last tier a verdict's word names; None of a word that names none."""
-    return max((at for at, tier in enumerate(TIERS) if tier.word in word.split()), default=None)
-
-
-def verdict_is_sure(record: Record, arrays: Arrays, index: int) -> bool:
-    """Whether a lane's verdict is one tier, not several that cannot be told apart."""
-    return verdict(record, arrays, index).word in {tier.word for tier in TIERS}
 
 
 def planned_bytes(record: Record, index: int) -> tuple[float, float] | None:

@@ -1,9 +1,10 @@
-"""What a lane's measurements amount to: a tier, or what is missing to tell tiers apart. The rule is the data below."""
+"""What a lane's measurements amount to: a tier, or what is missing to tell tiers apart. The rule is the data below;
+badges, plots, studies, decisions and the API read a lane by ``tier`` alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from math import ceil, floor, inf, log10
+from math import ceil, floor, inf, isinf, log10
 from typing import Any, Literal
 
 import numpy as np
@@ -15,27 +16,34 @@ from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Metrics, Record
 
 Tone = Literal["good", "warn", "bad", "quiet"]
+Reason = Literal["KLD", "flips", "tail", "own text"]
 
 
 @dataclass(frozen=True)
 class Tier:
-    """The highest figures of a tier: mean and 99th percentile of KLD in nats, flips as a share of positions."""
+    """The highest figures of a tier: mean and 99th percentile of KLD in nats, flips as a share of positions, and the
+    share of own texts that may repeat themselves where the reference's do not."""
 
     word: str
     tone: Tone
     kld: float = inf
     p99: float = inf
     flips: float = inf
+    repeats: float = inf
 
 
 # The rule. KLD decides by its interval over the scored positions. Positions are resampled one by one: on the shipped
-# runs, the KLD of neighbouring ones is not correlated. Flips and p99 can only lower a tier.
-TIERS = (Tier("close", "good", 0.01, 0.1, 0.01), Tier("marginal", "warn", 0.1, 1.0, 0.05), Tier("risky", "bad"))
+# runs, the KLD of neighbouring ones is not correlated. Flips, p99 and the own text can only lower a tier.
+RULE = "KLD, flips, tail, own text"
+TIERS = (
+    Tier("close", "good", 0.01, 0.1, 0.01, 0.01),
+    Tier("marginal", "warn", 0.1, 1.0, 0.05),
+    Tier("risky", "bad"),
+)
 MIN_SCORED = 50  # positions below which there is no verdict
 P99_FROM = 200  # positions from which the 99th percentile is more than one or the other token
 RESAMPLES = 2000  # of the bootstrap
 SEED = 0  # of numpy's default generator, which draws them
-UNJUDGED = ("not a number", "never engaged", "no verdict")  # beside "failed", words of lanes that have no tier
 MOST_MORE = 10_000  # positions; where more are needed, the mean lies on the threshold
 
 EXPLAINED = (
@@ -61,29 +69,99 @@ EXPLAINED = (
 
 
 @dataclass(frozen=True)
+class Figures:
+    """What a tier is told by: the ends of the interval of the mean KLD and its 99th percentile, in nats; flips without
+    a near tie among so many scored positions; the share of own texts that repeat themselves, see Tier."""
+
+    low: float
+    high: float
+    p99: float
+    flips: int
+    scored: int
+    repeats: float = 0.0
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The tiers that figures leave open, as places in TIERS, one where they are sure of it; ``by_kld``: the best one by
+    KLD alone; ``reason``: the figure that decides the best one."""
+
+    best: int
+    worst: int
+    by_kld: int
+    reason: Reason
+
+    @property
+    def sure(self) -> bool:
+        return self.best == self.worst
+
+    @property
+    def word(self) -> str:
+        """Such as ``close``, ``close or marginal``, ``close to risky``."""
+        joined = " or " if self.worst == self.best + 1 else " to "
+        return joined.join(TIERS[at].word for at in dict.fromkeys((self.best, self.worst)))
+
+    @property
+    def tone(self) -> Tone:
+        return TIERS[self.worst].tone if self.sure else "quiet"
+
+
+def tier(found: Figures) -> Placed | None:
+    """The one rule of tiers; None of too few scored positions."""
+    if found.scored < MIN_SCORED:
+        return None
+    lowering: dict[Reason, int] = {
+        "tail": _first(found.p99, "p99") if found.scored >= P99_FROM else 0,
+        "flips": next(at for at, each in enumerate(TIERS) if found.flips <= most_flips(each, found.scored)),
+        "own text": _first(found.repeats, "repeats"),
+    }
+    cause = max(lowering, key=lambda name: lowering[name])
+    best, worst = _first(found.low, "kld"), _first(found.high, "kld")
+    lowest = lowering[cause]
+    return Placed(max(best, lowest), max(worst, lowest), best, cause if lowest > best else "KLD")
+
+
+def most_flips(allowed: Tier, scored: int) -> float:
+    """The most flips of so many positions that are not surely above a tier's share of them: as many as keep the lower
+    end of their Wilson interval at it."""
+    if isinf(share := allowed.flips):
+        return inf
+    from statistics import NormalDist
+
+    spread = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * (share * (1 - share) / max(1, scored)) ** 0.5
+    return scored * (share + spread)
+
+
+def rule() -> dict[str, Any]:
+    """The rule's name and bounds as data; null where a tier has no bound."""
+    bounds = [{k: None if v == inf else v for k, v in asdict(each).items()} for each in TIERS]
+    known = {"least": MIN_SCORED, "p99_from": P99_FROM, "confidence": CONFIDENCE}
+    return {"name": RULE, "tiers": bounds, **known, "repetition": {"gram": GRAM, "times": TIMES, "places": PLACES}}
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """``word`` in two or three words, ``sentence`` what to know of it (may be empty), ``why`` its numbers."""
+    """``word`` in two or three words, ``sentence`` what to know of it (may be empty), ``why`` its numbers; ``placed``:
+    the tier or tiers, None of a lane that has none."""
 
     word: str
     tone: Tone
     why: str
     sentence: str = ""
+    placed: Placed | None = None
 
 
 def verdict(record: Record, arrays: Arrays, at: At) -> Verdict:
     """The verdict of a lane, by its index, or of a floor; ``why`` holds the numbers."""
     lane, kld = lane_of(record, at), pooled(arrays, at, "kld")
-    m = lane.metrics
-    found = verdict_on(lane, m or Metrics(n_scored=0), kld, _beside(record, arrays))
-    judges = m is not None and lane.status != "failed" and found.word not in UNJUDGED
-    if judges and isinstance(at, int):
-        found = _lowered_by_text(found, free_text(record, at))
-    return _beside_kernel(found, record, kld) if judges and at != "kernel" else found
+    text = free_text(record, at) if isinstance(at, int) else FreeText(None)
+    found = verdict_on(lane, lane.metrics or Metrics(n_scored=0), kld, text, _beside(record, arrays))
+    return found if found.placed is None or at == "kernel" else _beside_kernel(found, record, kld)
 
 
-def verdict_on(lane: LaneRecord, m: Metrics, kld: np.ndarray, beside: str = "") -> Verdict:
+def verdict_on(lane: LaneRecord, m: Metrics, kld: np.ndarray, text: FreeText, beside: str = "") -> Verdict:
     """The verdict on ``kld`` (positions,) of a lane, all of them or some: of ``m`` the positions, flips and near ties
-    count. ``beside``: what stands beside the numbers in ``why``."""
+    count. ``text``: its own; ``beside``: what stands beside the numbers in ``why``."""
     if lane.status == "failed":
         return Verdict("failed", "bad", lane.error or "")
     if "nan" in lane.flags or not np.isfinite(kld).all():
@@ -94,65 +172,35 @@ def verdict_on(lane: LaneRecord, m: Metrics, kld: np.ndarray, beside: str = "") 
     if scored < MIN_SCORED:
         positions = "position" if scored == 1 else "positions"
         return Verdict("no verdict", "quiet", f"{scored} scored {positions}; a verdict needs {MIN_SCORED}.")
-    return _tiered(m, kld, beside)
+    return _tiered(m, kld, text, beside)
 
 
-def _tiered(m: Metrics, kld: np.ndarray, beside: str) -> Verdict:
+def _tiered(m: Metrics, kld: np.ndarray, text: FreeText, beside: str) -> Verdict:
     low, high = mean_interval(kld.tobytes())
-    best, worst = (_first(end, "kld") for end in (low, high))
     n, p99 = len(kld), float(np.percentile(kld, 99))
     apart = min(n, max(0, m.flips - m.near_tie_flips))
+    found = tier(Figures(low, high, p99, apart, n, float(text.repeats_from is not None)))
+    assert found is not None
     flipped = f"{apart} of {n} positions flip without a near tie"
-    by_flips = _first(_surely(apart, n), "flips")
-    by_p99 = _by_p99(p99, n)
-    lowest, cause = max((by_flips, flipped), (by_p99, f"its p99 is {p99:.2g} nats"))
-    above, below = max(best, lowest), max(worst, lowest)
     mean = f"mean KLD is {kld.mean():.2g} nats, {100 * CONFIDENCE:g} % interval {low:.2g} to {high:.2g}"
+    causes = {
+        "flips": flipped,
+        "tail": f"its p99 is {p99:.2g} nats",
+        "own text": f"its own text repeats “{text.repeated.strip()}” from token {text.repeats_from} on",
+    }
+    said = ""
+    if found.reason in causes and (found.sure or found.reason == "own text"):
+        could = "would" if _first(high, "kld") < found.best else "could"
+        said = f"By KLD it {could} be {TIERS[found.by_kld].word}, but {causes[found.reason]}."
+    elif not found.sure:
+        said = f"Too close to call, {found.word}: score {_more(kld, low, high, found.best, found.worst)} more."
     why = f"Its {mean}; {_tail_of(kld)}; {flipped}{beside}. {EXPLAINED}"
-    if above != below:
-        named = [TIERS[at].word for at in (above, below)]
-        said = f"Cannot tell {' from '.join(named)}: score {_more(kld, low, high, above, below)} more."
-        return Verdict(_range_word(above, below), "quiet", f"{said} {why}", said)
-    could = "would" if worst < lowest else "could"
-    said = f"By KLD it {could} be {TIERS[best].word}, but {cause}." if best < lowest else ""
-    return Verdict(TIERS[below].word, TIERS[below].tone, why, said)
+    return Verdict(found.word, found.tone, " ".join(filter(None, [said, why])), said, found)
 
 
-def _range_word(above: int, below: int) -> str:
-    """The word of a verdict that may be of several tiers."""
-    joined = " or " if below == above + 1 else " to "
-    return joined.join(TIERS[at].word for at in dict.fromkeys((above, below)))
-
-
-def _lowered_by_text(found: Verdict, text: FreeText) -> Verdict:
-    """A verdict that leaves the first tier open, without it where the lane's own text repeats itself."""
-    named = [at for at, tier in enumerate(TIERS) if tier.word in found.word.split()]
-    if text.repeats_from is None or named[0] > 0:
-        return found
-    tone = "quiet" if named[-1] > 1 else TIERS[1].tone
-    by_numbers = "would" if named == [0] else "could"
-    said = (
-        f"By its numbers it {by_numbers} be {TIERS[0].word}, but its own text repeats “{text.repeated.strip()}” from "
-        f"token {text.repeats_from} on."
-    )
-    return Verdict(_range_word(1, max(1, named[-1])), tone, f"{said} {found.why}", said)
-
-
-def point_tier(scored: int, kld: float, p99: float, flips: int) -> Tier | None:
-    """The tier of figures as they are, without their intervals: mean KLD and its p99 in nats, and flips without a near
-    tie, of so many scored positions; None where these are too few for a verdict."""
-    if scored < MIN_SCORED:
-        return None
-    return TIERS[max(_first(kld, "kld"), _by_p99(p99, scored), _first(flips / scored, "flips"))]
-
-
-def _by_p99(p99: float, scored: int) -> int:
-    return _first(p99, "p99") if scored >= P99_FROM else 0
-
-
-def _first(value: float, figure: Literal["kld", "p99", "flips"]) -> int:
+def _first(value: float, figure: Literal["kld", "p99", "repeats"]) -> int:
     """The first tier that allows a figure."""
-    return next(at for at, tier in enumerate(TIERS) if value <= getattr(tier, figure))
+    return next(at for at, each in enumerate(TIERS) if value <= getattr(each, figure))
 
 
 def resampling() -> dict[str, Any]:
@@ -181,20 +229,13 @@ def mean_interval(values: bytes) -> tuple[float, float]:
     return float(found.low), float(found.high)
 
 
-def _surely(flips: int, scored: int) -> float:
-    """The lower end of the Wilson interval of a share."""
-    from scipy.stats import binomtest
-
-    return float(binomtest(flips, scored).proportion_ci(CONFIDENCE, method="wilson").low)
-
-
 def _more(kld: np.ndarray, low: float, high: float, above: int, below: int) -> str:
     """How many positions more would take the thresholds between two tiers out of the interval, rounded up to one digit:
     it narrows with the root of their number, and its longer side shrinks to its half."""
     mean, needed = float(kld.mean()), 0.0
-    for tier in TIERS[above:below]:
-        reach = max(high - mean if mean < tier.kld else mean - low, (high - low) / 2)
-        needed = max(needed, (reach / (abs(mean - tier.kld) or 1e-12)) ** 2)
+    for each in TIERS[above:below]:
+        reach = max(high - mean if mean < each.kld else mean - low, (high - low) / 2)
+        needed = max(needed, (reach / (abs(mean - each.kld) or 1e-12)) ** 2)
     more = len(kld) * (needed - 1)
     if more > MOST_MORE:
         return f"over {MOST_MORE:,}"
@@ -230,7 +271,7 @@ def _beside(record: Record, arrays: Arrays) -> str:
 
 
 def tier_counts(shares: Mapping[str, float], prompts: int) -> list[tuple[int, str]]:
-    """Of so many prompts those in each tier that has any, and how many have too few positions for a verdict."""
-    counts = [(round(shares[tier.word] * prompts), tier.word) for tier in TIERS]
+    """Of so many prompts those in each tier that has any, those between tiers, and those without a verdict."""
+    counts = [(round(share * prompts), word) for word, share in shares.items()]
     counts.append((prompts - sum(count for count, _ in counts), "no verdict"))
     return [(count, word) for count, word in counts if count]

@@ -141,14 +141,16 @@ def _lane_arrays(batch: Batch, state: LaneState, at: int) -> dict[str, Tensor]:
 
 
 def _bit_map(batch: Batch, state: LaneState, kind: str) -> Tensor:
-    """(layers or 1, kv_heads or 1, tokens, channel groups) float16, the parts of all layers put together; 0 of layers
-    without keys."""
+    """(layers or 1, kv_heads or 1, tokens, channel groups), the parts of all layers put together; 0 of layers without
+    keys. Exact in float32 where that takes no more than Method.usage_bytes counts, else rounded to float16."""
     assert state.cache is not None
+    count = batch.model.shape.layers
     maps = [(part, part.stream.bits().cpu()) for part in state.cache.parts if part.kind == kind]
-    if len(maps) == 1 and maps[0][0].layers.numel() == batch.model.shape.layers:
-        return maps[0][1].half()
+    if len(maps) == 1 and maps[0][0].layers.numel() == count:
+        bits = maps[0][1]
+        return bits.float() if 2 * bits.numel() <= count * bits.shape[2] else bits.half()
     shape = [max(m.shape[d] for _, m in maps) for d in (1, 2, 3)]
-    whole = torch.zeros(batch.model.shape.layers, *shape, dtype=torch.float16)
+    whole = torch.zeros(count, *shape, dtype=torch.float16)
     for part, bits in maps:
         layers = [batch.prefill.groups[part.group].layers[i] for i in part.layers.tolist()]
         # of a size that does not repeat, a layer may have fewer: heads of another shape

@@ -34,15 +34,15 @@ def roundtrip(
     queries: Tensor | None = None,
     rope: tuple[Tensor, Tensor] | None = None,
     windows: bool = False,
-    metadata: Literal["float32", "float16"] = "float32",
+    metadata: Literal["float32", "float16"] = "float16",
 ) -> Roundtrip:
     """Store keys and values under a method and read them back.
 
     keys, values (kv_heads, tokens, head_dim) float32, keys after RoPE; queries (query_heads, tokens, head_dim) after
     RoPE; rope (cos, sin), each (tokens, head_dim), tables of the rotate-half convention. ``windows`` False quantizes
     every token of what the method quantizes at all, True keeps the method's full-precision windows. ``metadata``: dtype
-    of scales and zero-points; lanes of a run use float16. Raises SpecError where shapes do not fit or the method needs
-    queries or RoPE that are missing.
+    of scales and zero-points, float16 as in lanes of a run; float32 takes more bits. Raises SpecError where shapes do
+    not fit or the method needs queries or RoPE that are missing.
     """
     _check(method, keys, values, queries, rope)
     tables = Rope.of(rope[0].float(), rope[1].float(), keys.shape[-1]) if rope is not None else None

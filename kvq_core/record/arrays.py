@@ -7,6 +7,12 @@ capture.heads; ``A`` the scored positions in capture.attention_steps, ``P`` the 
 quantile levels in capture.quantiles, ``R`` the ranks in capture.angle_ranks. Bins of steps and positions are those of
 all tokens that were asked for: an answer that ended before leaves zeros behind its end (analysis/reached.py). Every
 array is optional: a run with captures off, or an older one, has fewer, and a reader says "not captured in this run".
+
+The ``T`` tokens are the prompt and all tokens of the answer but the last, which is never fed and never stored. At
+position s of ``S`` token s of the answer is fed: its query reads the prompt and tokens 0 .. s and predicts token s + 1;
+token 0 is the prompt's own prediction and is scored nowhere. "The prompt's" keys, values and queries are of its tokens
+alone, "all queries" of these and of the ``S`` fed tokens. Layers that captures do not look at (those with windows, say)
+hold zeros.
 """
 
 from collections.abc import Mapping
@@ -40,17 +46,17 @@ ARRAYS = {
     "reference/value_channel_energy": "(L, H, D)",
     "reference/sink_mass": "(A, L, Q) attention mass on the first capture.sink_tokens tokens, as a fraction",
     "reference/attention_rows": "(A, M, Q', P) uint8 u: attention mass in each position bin, (u / 255)^2",
-    "gaussian/key_post": "(L, H, D) eigenvalues of the covariance of the reference's keys after RoPE over T, largest "
-    "first; what reverse water-filling needs",
+    "gaussian/key_post": "(L, H, D) eigenvalues of the covariance of the prompt's keys after RoPE, largest first; "
+    "what reverse water-filling needs",
     "gaussian/key_pre": "(L, H, D) the same before RoPE",
     "gaussian/value": "(L, H, D)",
     "gaussian/bits": "(G,) bits an element at which the reference curves are given",
     "gaussian/key_error": "(G,) relative error ||dK||_F / ||K||_F, mean over layers as key_rmse is, of a Gaussian "
     "source with those covariances before RoPE at its rate-distortion limit: a reference, not a bound",
     "gaussian/value_error": "(G,)",
-    "subspace/deviation_prompt": "(L, H, D + 1) mean deviation of normalized queries of all tokens from the top-r "
-    "subspace of prompt queries, r = 0 .. D (SQuat, Definition 1)",
-    "subspace/deviation_all": "(L, H, D + 1) the same, subspace of all queries of the run",
+    "subspace/deviation_prompt": "(L, H, D + 1) mean deviation of normalized queries, at most 512 evenly spaced of all "
+    "queries, from the top-r subspace of the prompt's queries, r = 0 .. D (SQuat, Definition 1)",
+    "subspace/deviation_all": "(L, H, D + 1) the same, subspace of all queries",
     "subspace/deviation_same_kind": "(L, H, D + 1) the same, subspace of another prompt's queries; the prompt is "
     "told in capture.subspace_texts",
     "subspace/deviation_other_kind": "(L, H, D + 1) the same, of a prompt of another kind",
@@ -123,7 +129,8 @@ ARRAYS = {
     "lane/{i}/output_error": "(L, Q) ||change of the attention output||_2 at the reference's last query",
     "lane/{i}/output_bound": "(L, Q) upper bound of it (SQuat, Theorem 1, with ||V||_F as its proof has it); lanes "
     "that leave keys out have none",
-    "lane/{i}/key_bits": "(L or 1, H or 1, T, C) stored bits of each key element, metadata included",
+    "lane/{i}/key_bits": "(L or 1, H or 1, T, C) stored bits of each key element, metadata included, in C equal groups "
+    "of channels; exact where float32, and rounded by 1/2048 of itself at most (1/256 bit from 8 to 16) where float16",
     "lane/{i}/value_bits": "(L or 1, H or 1, T, C)",
 }
 

@@ -1,6 +1,7 @@
 """The kinds of a model's layers, as far as they decide what its cache takes, read from its configuration."""
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -13,6 +14,12 @@ from kvq_core.sizing.states import state_of
 
 SHIPPED = Path(__file__).resolve().parents[2] / "presets" / "sizing"
 Config = Mapping[str, Any]
+KV_HEADS = (  # names of one figure, a list where layers differ
+    *("num_key_value_heads_per_layer", "num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads"),
+    "multi_query_group_num",
+)
+_OF_KV_HEADS = re.compile(r"(kv|key_value)_(n_)?heads|head_kv")
+_READ = {*KV_HEADS, "swa_num_key_value_heads", "num_global_key_value_heads", "indexer_kv_heads"}
 _INNER = ("text_config", "llm_config", "language_config", "thinker_config")  # of models that see or hear as well
 
 
@@ -113,7 +120,9 @@ def _uniform(config: Config, windowed: Iterable[str], count: int) -> list[str]:
 
 
 def _layer(config: Config, kind: str, number: int) -> LayerKind:
-    config = {**config, **(config.get("per_layer_config") or {}).get(str(number), {})}
+    config = _own(config, number)
+    if config.get("no_op") or config.get("replace_with_linear"):
+        kind = "none"
     state = state_of(config) if kind in ("state", "both") else {}
     if kind in ("state", "none"):
         return LayerKind(kind="none", **state)
@@ -133,12 +142,35 @@ def _layer(config: Config, kind: str, number: int) -> LayerKind:
     )
 
 
+def _own(config: Config, number: int) -> Config:
+    """What a configuration says of one layer: families list figures by layer, and searched ones (NAS) whole blocks."""
+    blocks = config.get("block_configs")
+    block = blocks[number]["attention"] if blocks else {}
+    listed = {name: config[name][number] for name in KV_HEADS if isinstance(config.get(name), list)}
+    own = {**config, **listed, **(config.get("per_layer_config") or {}).get(str(number), {}), **block}
+    if group := block.get("n_heads_in_group"):
+        own["num_key_value_heads"] = int(config["num_attention_heads"]) // int(group)
+    return own
+
+
+def _kv_heads(config: Config, heads: int) -> int:
+    """By whichever name a configuration gives them. Raises ValueError where it gives them by a name that is not read
+    here, or gives none and its family is not known to have as many as query heads."""
+    if unread := sorted(name for name in config if _OF_KV_HEADS.search(name) and name not in _READ):
+        raise ValueError(f"{unread[0]} is not known here")
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):  # GPTs and Falcon
+        return 1
+    given = [int(config[name]) for name in KV_HEADS if config.get(name)]
+    if not given and config.get("model_type") not in families()["multi_head"]["families"]:
+        raise ValueError("it lacks num_key_value_heads, and its family is not known to have as many as query heads")
+    return given[0] if given else heads
+
+
 def _heads(config: Config, windowed: bool) -> tuple[int, int, int]:
     """KV heads and channels of a key and of a value of a layer, by whether it has a window: families differ in it."""
     heads = int(config.get("num_attention_heads") or config["n_head"])
     hidden = int(config.get("hidden_size") or config["n_embd"])
-    # multi-query GPTs and Falcon say it in words of their own
-    kv = 1 if config.get("multi_query") else int(config.get("num_key_value_heads") or heads)
+    kv = _kv_heads(config, heads)
     key = int(config.get("attention_head_dim") or config.get("head_dim") or hidden // heads)
     value = int(config.get("v_head_dim") or key)
     if windowed:  # MiMo-V2

@@ -69,6 +69,8 @@ def parameters(config: Config, layers: tuple[LayerKind, ...]) -> tuple[int, int]
     dense, experts = vocabulary * hidden * (1 if _tied(config) else 2), 0
     if config.get("num_kv_shared_layers"):
         raise ValueError("its last layers share keys and values")
+    if (family := config.get("model_type")) in families()["feed_forward"]["uncounted"]:
+        raise ValueError(f"the weights of {family} are not counted")
     for number, layer in enumerate(layers):
         dense += _attention(config, layer, hidden) + _mixer(config, layer, hidden)
         own, of_experts = _feed_forward(config, number, hidden)
@@ -130,7 +132,8 @@ def _feed_forward(config: Config, number: int, hidden: int) -> tuple[int, int]:
         raise ValueError("experts in some layers, whose weights are not counted")
     common = int(config.get("shared_intermediate_size") or 0)  # Granite's, beside experts or in their place
     if not experts or not sparse:
-        return 3 * hidden * (common or wide), 0
+        plain = config.get("model_type") in families()["feed_forward"]["without_gate"]
+        return (2 if plain else 3) * hidden * (common or wide), 0
     narrow = int(config.get("moe_intermediate_size") or wide)
     shared = common or int(config.get("shared_expert_intermediate_size") or 0)
     shared += int(config.get("n_shared_experts") or 0) * narrow

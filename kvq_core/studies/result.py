@@ -5,6 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvq_core.analysis.verdict import rule
 from kvq_core.machine import files
 from kvq_core.pipeline.compare import run
 from kvq_core.record.fields import Record
@@ -105,6 +106,7 @@ class StudyResult:
         """All figures as plain data: what ``--json`` prints."""
         return {
             "id": self.id,
+            "rule": rule(),
             "cells": self.cells,
             "lanes": self.lines,
             "groups": self.groups,

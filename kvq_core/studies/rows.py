@@ -1,15 +1,17 @@
 """A study's results as a table: a row is model x prompt x lane, which is what its Parquet file holds."""
 
 import io
+import json
 import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvq_core.analysis.verdict import point_tier
+from kvq_core.analysis.free_text import free_text
+from kvq_core.analysis.verdict import Figures, mean_interval, rule, tier, verdict
 from kvq_core.record.arrays import Arrays, array
-from kvq_core.record.fields import LaneRecord, Record
+from kvq_core.record.fields import Record
 from kvq_core.spec import tool_name
 from kvq_core.store.beside import names, read_beside, write_beside
 from kvq_core.store.store import Store
@@ -40,7 +42,9 @@ COLUMNS = {
     "near_tie_flips": "int32",
     "acceptance": "float64",
     "tokens_a_step": "float64",
-    "tier": "string",  # by this prompt's figures as they are; null where it has too few positions for a verdict
+    "tier": "string",  # of the prompt's run: one or, where too close to call, several; null where it has no verdict
+    "tier_reason": "string",  # the figure that decides it: KLD, flips, tail or own text
+    "repeats": "bool",  # whether the lane's own text repeats itself where the reference's does not
     "key_bits": "float64",  # an element
     "value_bits": "float64",
     "cache_bytes": "int64",
@@ -59,6 +63,7 @@ COLUMNS = {
     "prompt_kld": "list<float>",
 }
 _STRUCTURE = re.compile(r"[\s{}\[\]()<>\"'`:,;0-9]*[{}\[\]()<>\"'`:,;0-9][\s{}\[\]()<>\"'`:,;0-9]*")
+_LATER = ("tier_reason", "repeats")  # columns that rows of older studies lack
 _FOLDER, _ROWS = "studies/{}", "rows"
 
 
@@ -79,10 +84,11 @@ def rows_of(cell: Cell, record: Record, arrays: Arrays) -> list[Row]:
         "top_prob": _top_probs(arrays),
         "structural": _structural(cell, record, len(arrays.get("reference/nll", ()))),
     }
-    return [{**shared, **_lane(cell, at, lane, arrays)} for at, lane in enumerate(record.lanes)]
+    return [{**shared, **_lane(cell, record, at, arrays)} for at in range(len(record.lanes))]
 
 
-def _lane(cell: Cell, at: int, lane: LaneRecord, arrays: Arrays) -> Row:
+def _lane(cell: Cell, record: Record, at: int, arrays: Arrays) -> Row:
+    lane = record.lanes[at]
     row: Row = {"lane": lane.label, "at": at, "error": lane.error}
     if lane.memory is not None:
         row |= {"key_bits": lane.memory.key_bits, "value_bits": lane.memory.value_bits}
@@ -100,16 +106,9 @@ def _lane(cell: Cell, at: int, lane: LaneRecord, arrays: Arrays) -> Row:
     row |= {name: getattr(m, name) for name in ("kld_mean", "kld_p99", "kld_max", "acceptance", "tokens_a_step")}
     row |= {name: getattr(m, name) for name in ("flips", "near_tie_flips")}
     row |= {"scored": m.n_scored, "kld": own, "same_top": same > 0}
-    return {**row, "tier": _tier(row)}
-
-
-def _tier(row: Row) -> str | None:
-    """By the figures of one prompt as they are; also of rows that were kept, whatever rule they were kept under."""
-    if row.get("kld_mean") is None or row["kld_p99"] is None:
-        return None
-    apart = max(0, row["flips"] - row["near_tie_flips"])
-    tier = point_tier(row["scored"], row["kld_mean"], row["kld_p99"], apart)
-    return None if tier is None else tier.word
+    if (placed := verdict(record, arrays, at).placed) is not None:
+        row |= {"tier": placed.word, "tier_reason": placed.reason}
+    return {**row, "repeats": free_text(record, at).repeats_from is not None}
 
 
 def _judged(cell: Cell, text: str) -> bool | None:
@@ -134,13 +133,14 @@ def _structural(cell: Cell, record: Record, scored: int) -> np.ndarray:
 
 
 def schema() -> "pa.Schema":
+    """The columns, and as metadata the rule that the tiers were told by."""
     import pyarrow as pa
 
     plain = {"string": pa.string(), "bool": pa.bool_(), "int32": pa.int32(), "int64": pa.int64()}
     items = {"float": pa.float32(), "bool": pa.bool_(), "int32": pa.int32()}
     lists = {f"list<{name}>": pa.list_(kind) for name, kind in items.items()}
     kinds = {**plain, **lists, "float64": pa.float64()}
-    return pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+    return pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()], {"tiers": json.dumps(rule())})
 
 
 def table(rows: Sequence[Row]) -> "pa.Table":
@@ -187,8 +187,27 @@ def _read(data: bytes | None) -> dict[tuple[str, str], list[Row]]:
 
     found: dict[tuple[str, str], list[Row]] = {}
     held = None if data is None else pq.read_table(pa.BufferReader(data))
-    if held is None or held.schema != schema():
+    if held is None or not {*COLUMNS} - {*_LATER} <= {*held.schema.names}:
         return found
+    if held.schema != pa.schema([field for field in schema() if field.name in held.schema.names]):
+        return found
+    today = held.schema.equals(schema(), check_metadata=True)
     for row in held.to_pylist():
-        found.setdefault((row["run"], row["prompt"]), []).append({**row, "tier": _tier(row)})
+        whole = row if today else {**dict.fromkeys(COLUMNS), **row, **_placed(row)}
+        found.setdefault((row["run"], row["prompt"]), []).append(whole)
     return found
+
+
+def _placed(row: Row) -> Row:
+    """The tier, by today's rule, of a row that was kept under another one, which may not know of the own text."""
+    if row["kld"] is None:
+        return {"tier": None, "tier_reason": None}
+    kld, apart = np.asarray(row["kld"], dtype=np.float64), max(0, row["flips"] - row["near_tie_flips"])
+    p99, repeats = float(np.percentile(kld, 99)), float(row.get("repeats") or False)
+    found = tier(Figures(*mean_interval(kld.tobytes()), p99, apart, len(kld), repeats)) if len(kld) else None
+    return {"tier": found and found.word, "tier_reason": found and found.reason}
+
+
+def knows_text(rows: Sequence[Row]) -> bool:
+    """Whether rows say of each lane if its own text repeats itself, which those of older studies do not."""
+    return all(row.get("repeats") is not None for row in rows if row.get("kld_mean") is not None)

@@ -14,7 +14,7 @@ from kvq_core.store.store import Store, open_store
 from kvq_core.studies.cells import Cell, CellPlan, Progress, plan
 from kvq_core.studies.executors import CellWork, Executor, InProcess, Outcome, Processes
 from kvq_core.studies.result import StudyResult
-from kvq_core.studies.rows import Row, keep_rows, read_rows, rows_of
+from kvq_core.studies.rows import Row, keep_rows, knows_text, read_rows, rows_of
 from kvq_core.studies.spec import StudySpec
 from kvq_core.studies.stored_plan import keep_plan
 
@@ -102,15 +102,20 @@ class _Going:
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """The cells without rows, after reading those whose runs the store holds; each run once."""
-        without = [cell for cell in cells if (cell.id, cell.prompt.id) not in self.rows]
+        without = [cell for cell in cells if not self._whole(cell)]
         there = present_in(self.store, (cell.id for cell in without))
         todo: dict[str, Cell] = {}
         for number, cell in enumerate(without, 1):
-            if cell.id not in there or not self._read(cell):
+            if (cell.id not in there or not self._read(cell)) and (cell.id, cell.prompt.id) not in self.rows:
                 todo.setdefault(cell.id, cell)
             elif number % 20 == 0:
                 self.progress("Reading", number, len(without))
         return list(todo.values())
+
+    def _whole(self, cell: Cell) -> bool:
+        """Whether a cell has rows with all that is told of a lane; older ones are read from their runs again."""
+        rows = self.rows.get((cell.id, cell.prompt.id))
+        return rows is not None and knows_text(rows)
 
     def _read(self, cell: Cell) -> bool:
         """Whether the store's run of a cell could be read. A damaged one is computed again, which replaces it."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvq_core.analysis.confidence import EDGES
-from kvq_core.analysis.verdict import TIERS
+from kvq_core.analysis.verdict import TIERS, Figures, tier
 from kvq_core.studies.intervals import FEWEST, mean_interval, share_interval, tail_interval
 
 if TYPE_CHECKING:
@@ -34,8 +34,20 @@ def lane_lines(frame: "pd.DataFrame") -> list[Line]:
     for (model, label), rows in frame.groupby(["model", "lane"], sort=False):
         done = rows.dropna(subset=["kld_mean"])
         line = {"label": label, "model": model, **_kld(done), "failed": int(len(rows) - rows["error"].isna().sum())}
-        found.append({**line, **(_figures(done) if len(done) else {})})
+        found.append({**line, **(_figures(done) | _placed(done, line) if len(done) else {})})
     return found
+
+
+def _placed(rows: "pd.DataFrame", line: Line) -> Line:
+    """The tier of a lane over the prompts, by the rule that a run's lane is read by, and the figure that decides it;
+    None of too few prompts for an interval."""
+    if line["kld_low"] is None:
+        return {"tier": None, "tier_reason": None}
+    apart = int((rows["flips"] - rows["near_tie_flips"]).clip(lower=0).sum())
+    p99, repeats = float(np.percentile(_pooled(rows, "kld"), 99)), float(rows["repeats"].eq(True).mean())
+    ends = line["kld_low"], line["kld_high"]
+    found = tier(Figures(*ends, p99, apart, int(rows["scored"].sum()), repeats))
+    return {"tier": found and found.word, "tier_reason": found and found.reason}
 
 
 def is_wide(line: Line) -> bool:
@@ -99,12 +111,19 @@ def _figures(rows: "pd.DataFrame") -> Line:
         "scored": scored,
         "flips": float(rows["flips"].sum() / scored),
         "near_tie_flips": float(rows["near_tie_flips"].sum() / scored),
-        "tiers": {tier.word: float((rows["tier"] == tier.word).mean()) for tier in TIERS},
+        "tiers": _shares(rows["tier"]),
     }
     means = {name: _mean(rows[name]) for name in _MEANS}
     weights, cache = means["weights_bytes"], means["cache_bytes"]
     means["total_bytes"] = None if weights is None or cache is None else weights + cache
     return {**line, **means, "confidence": _buckets(rows), **_structure(rows), **_slope(rows)}
+
+
+def _shares(words: "pd.Series") -> dict[str, float]:
+    """The share of prompts in each tier, and of those too close to call, where there are any."""
+    shares = {each.word: float((words == each.word).mean()) for each in TIERS}
+    between = float(words.notna().mean()) - sum(shares.values())
+    return {**shares, **({"too close to call": between} if between > 1e-9 else {})}
 
 
 def _slope(rows: "pd.DataFrame") -> Line:

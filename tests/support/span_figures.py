@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from kvq_core.analysis.floors import lane_of, larger
+from kvq_core.analysis.free_text import FreeText, free_text
 from kvq_core.analysis.scored import At, Tail, tail
 from kvq_core.analysis.span import fp16_token_bytes, token_bits
 from kvq_core.analysis.verdict import Verdict, mean_interval, verdict_on
@@ -91,7 +92,12 @@ def span_figures(record: Record, arrays: Arrays, at: At, span: Span) -> SpanFigu
         value_bits=_mean(values),
         stored_bytes=stored,
         fp16_bytes=plain,
-        verdict=verdict_on(lane, Metrics(n_scored=len(kld), flips=flips, near_tie_flips=ties), kld),
+        verdict=verdict_on(
+            lane,
+            Metrics(n_scored=len(kld), flips=flips, near_tie_flips=ties),
+            kld,
+            free_text(record, at) if isinstance(at, int) else FreeText(None),
+        ),
     )
 
 

@@ -83,6 +83,7 @@ class LaneResult(TypedDict):
     status: Literal["done", "failed"]
     error: str | None
     verdict: str
+    tier_reason: str | None  # the figure that decides its tier: KLD, flips, tail or own text; null of no tier
     text: str
     key_bits: float | None
     value_bits: float | None

@@ -131,7 +131,9 @@ def _result(event: Finished, services: Services, request: gr.Request) -> Result:
 def _lane(event: Finished, at: At) -> LaneResult:
     """Figures a lane has, null where it has none."""
     lane = lane_of(event.record, at)
-    figures: dict[str, Any] = {"n_scored": 0, "verdict": verdict(event.record, event.arrays, at).word}
+    found = verdict(event.record, event.arrays, at)
+    figures: dict[str, Any] = {"n_scored": 0, "verdict": found.word}
+    figures["tier_reason"] = found.placed and found.placed.reason
     figures["above_floor"] = above_floor(event.record, event.arrays, at)
     for part in filter(None, (lane, lane.memory, lane.metrics)):
         figures.update(vars(part))

@@ -9,8 +9,8 @@ from kvq_core.advice.grounds import Grounds
 from kvq_core.advice.report import Advice, LaneCandidate
 from kvq_core.analysis.verdict import TIERS
 from ui.figures.base import INK, canvas, label_figure
-from ui.figures.forest import GROUNDS, log_axis
-from ui.html.colors import ACCENT, BERRY, BRONZE, MARK, MOSS, NOISE, REFERENCE, with_alpha
+from ui.figures.forest import log_axis
+from ui.html.colors import ACCENT, BERRY, BRONZE, MARK, MOSS, NOISE, REFERENCE
 from ui.html.escape import plot_safe, shorten
 from ui.html.numbers import significant, size
 
@@ -31,7 +31,6 @@ def decision_front(found: Advice) -> go.Figure | None:
     low, high = _edges(shown)
     word, unit = _unit(found.plain_bytes)
     figure = canvas(HEIGHT, margin=MARGIN)
-    _bands(figure, low, high)
     front = [each for each in shown if each.front]
     figure.add_scatter(
         x=[each.bytes / unit for each in front],
@@ -65,28 +64,6 @@ def _edges(shown: Sequence[LaneCandidate]) -> tuple[float, float]:
     highs = [each.kld_high for each in shown if each.kld_high]
     low = min([*means, *lows, TIERS[0].kld]) / 1.5
     return low, max([*means, TIERS[0].kld, *(min(high, 2 * max(means)) for high in highs)]) * 1.5
-
-
-def _bands(figure: go.Figure, low: float, high: float) -> None:
-    bottom = low
-    for tier in TIERS:
-        top = min(tier.kld, high)
-        if top <= bottom:
-            continue
-        figure.add_hrect(bottom, top, fillcolor=with_alpha(GROUNDS[tier.tone], 0.09), line_width=0, layer="below")
-        thin = INNER * math.log(top / bottom) / math.log(high / low) < LINE
-        figure.add_annotation(
-            text="" if thin else tier.word,
-            x=0,
-            xref="paper",
-            y=math.log10(top),
-            xanchor="left",
-            xshift=4,
-            yanchor="top",
-            showarrow=False,
-            font={"size": 11, "color": INK},
-        )
-        bottom = top
 
 
 def _point(figure: go.Figure, each: LaneCandidate, found: Advice, low: float, unit: float) -> None:

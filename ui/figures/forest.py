@@ -1,4 +1,4 @@
-"""A study's lanes below each other: mean KLD over prompts with its interval, tiers as bands, floors as lines."""
+"""A study's lanes below each other: mean KLD over prompts with its interval, floors as lines."""
 
 import math
 from typing import Any
@@ -8,15 +8,13 @@ import plotly.graph_objects as go
 from kvq_core.analysis.verdict import TIERS
 from kvq_core.studies.result import StudyResult
 from ui.figures.base import INK, canvas, decades, label_figure, of_lane
-from ui.html.colors import NOISE, lane_color, with_alpha
+from ui.html.colors import NOISE, lane_color
 from ui.html.escape import plot_safe, shorten
 from ui.html.numbers import significant
-from ui.html.tokens import TOKENS
 
 ROW, LOW_ROW, MANY = 42, 24, 12  # px of a lane, of one of many, and lanes that are not yet many
 ABOVE = 13  # px from a lane's point to the middle of its name, which stands over it where lanes are few
 WIDEST = 2.0  # how far beyond the means an axis goes for intervals: of few prompts they can reach far beyond all else
-GROUNDS = {tone: TOKENS.light[tone] for tone in ("good", "warn", "bad")}
 _QUIET: dict[str, Any] = {"showarrow": False, "font": {"size": 11, "color": INK}}
 FLOORS = {"storage_floor": "an fp16 cache", "kernel_floor": "another kernel"}
 
@@ -39,14 +37,13 @@ def forest(result: StudyResult, model: str) -> go.Figure | None:
     figure = canvas(
         112 + (ROW if len(found) <= MANY else LOW_ROW) * len(found), margin={"l": 12, "r": 16, "t": 52, "b": 46}
     )
-    _bands(figure, low, high)
     for row, (at, line) in enumerate(found):
         _row(figure, row, at, line, low, high)
     _floors(figure, found[0][1], low, high)
     _names(figure, [line["label"] for _, line in found])
     figure.update_xaxes(title_text="mean KLD over prompts, nats", type="log", **log_axis(low, high))
     figure.update_layout(showlegend=False)
-    return label_figure(figure, "Forest plot: mean KLD of every lane with its 95 % interval, tiers and noise floors")
+    return label_figure(figure, "Forest plot: mean KLD of every lane with its 95 % interval, and noise floors")
 
 
 def _names(figure: go.Figure, labels: list[str]) -> None:
@@ -113,22 +110,13 @@ def spread(line: Line, low: float, of: str = "kld") -> dict[str, Any]:
 
 
 def hover_text(line: Line) -> str:
-    """A lane's mean with its interval and worst prompt, for a hover."""
+    """A lane's mean with its interval, worst prompt and tier, for a hover."""
     ends = "" if line["kld_low"] is None else f" ({significant(line['kld_low'])} to {significant(line['kld_high'])})"
+    tier = f"<br>{line['tier']} by its {line['tier_reason']}" if line["tier"] else ""
     worst = f"worst {plot_safe(shorten(line['worst_prompt'], 30))}: {significant(line['worst_kld'])}"
-    return f"{plot_safe(line['label'])}: {significant(line['kld_mean'])}{ends}<br>{line['prompts']} prompts; {worst}"
-
-
-def _bands(figure: go.Figure, low: float, high: float) -> None:
-    left = low
-    for tier in TIERS:
-        right = min(tier.kld, high)
-        if right <= left:
-            continue
-        figure.add_vrect(left, right, fillcolor=with_alpha(GROUNDS[tier.tone], 0.09), line_width=0, layer="below")
-        at = (math.log10(left) + math.log10(right)) / 2
-        figure.add_annotation(text=tier.word, x=at, y=1, yref="paper", yanchor="bottom", **_QUIET)
-        left = right
+    return (
+        f"{plot_safe(line['label'])}: {significant(line['kld_mean'])}{ends}<br>{line['prompts']} prompts; {worst}{tier}"
+    )
 
 
 def _floors(figure: go.Figure, line: Line, low: float, high: float) -> None:

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from kvq_core.analysis.verdict import TIERS
 from kvq_core.studies.result import StudyResult
 from ui.figures.base import INK, canvas, label_figure, of_lane
-from ui.figures.forest import GROUNDS, hover_text, kld_edges, log_axis, scored_lanes, spread
+from ui.figures.forest import hover_text, kld_edges, log_axis, scored_lanes, spread
 from ui.figures.rate import draw_front, front
-from ui.html.colors import REFERENCE, lane_color, with_alpha
+from ui.html.colors import REFERENCE, lane_color
 from ui.html.escape import plot_safe, shorten
 from ui.html.numbers import significant
 
@@ -52,7 +51,6 @@ def pareto(result: StudyResult, model: str) -> go.Figure | None:
     if (edges := kld_edges(found)) is None:
         return None
     (low, high), figure = edges, canvas(HEIGHT, margin=MARGIN)
-    _bands(figure, low, high)
     places = [(at, line[sizes.field] / sizes.scale, max(line["kld_mean"], low)) for at, (_, line) in enumerate(found)]
     best = front(places)
     draw_front(figure, [(bytes, kld) for _, bytes, kld in best])
@@ -88,15 +86,6 @@ def _files(figure: go.Figure, models: Sequence[str]) -> None:
         figure.add_scatter(x=[None], y=[None], mode="markers", name=name, marker=marker, showlegend=True)
     legend = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}
     figure.update_layout(showlegend=True, legend=legend, margin={"t": 36})
-
-
-def _bands(figure: go.Figure, low: float, high: float) -> None:
-    """The tiers, as grounds."""
-    bottom = low
-    for tier in TIERS:
-        top = min(tier.kld, high)
-        figure.add_hrect(bottom, top, fillcolor=with_alpha(GROUNDS[tier.tone], 0.09), line_width=0, layer="below")
-        bottom = max(bottom, top)
 
 
 def _has_room(held: tuple[float, float, str], dots: list[tuple[float, float]], low: float, high: float) -> bool:

@@ -4,17 +4,18 @@ verdict, and what draws the resamples of its interval. js/span.js and js/worst.j
 import base64
 import itertools
 import json
-import math
 from html import escape
 from typing import Any
 
 import numpy as np
 
 from kvq_core.analysis.floors import floor_title, floors, lane_of, larger
-from kvq_core.analysis.scored import CONFIDENCE, P99, P999, TAIL_FROM, At
+from kvq_core.analysis.free_text import free_text
+from kvq_core.analysis.scored import P99, P999, TAIL_FROM, At
 from kvq_core.analysis.span import fp16_token_bytes, token_bits
 from kvq_core.analysis.token_kinds import KINDS, token_kinds
-from kvq_core.analysis.verdict import MIN_SCORED, P99_FROM, TIERS, resampling
+from kvq_core.analysis.verdict import resampling
+from kvq_core.analysis.verdict import rule as tier_rule
 from kvq_core.analysis.worst import places
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import DRAFT_TOKENS, Record
@@ -45,23 +46,9 @@ def along_data(record: Record, arrays: Arrays) -> dict[str, Any]:
 
 
 def rule() -> dict[str, Any]:
-    """How verdicts are read, as data; a tier without a limit has null there."""
-    limits = ("kld", "p99", "flips")
-    tiers = [
-        {"word": tier.word, "tone": tier.tone}
-        | {name: None if math.isinf(limit := getattr(tier, name)) else limit for name in limits}
-        for tier in TIERS
-    ]
-    return {
-        "tiers": tiers,
-        "least": MIN_SCORED,
-        "p99_from": P99_FROM,
-        "ranks": [P99, P999],
-        "tail_from": TAIL_FROM,
-        "confidence": CONFIDENCE,
-        "drafted": DRAFT_TOKENS,
-        "resampling": resampling(),
-    }
+    """How verdicts are read, as data."""
+    known = {"ranks": [P99, P999], "tail_from": TAIL_FROM, "drafted": DRAFT_TOKENS, "resampling": resampling()}
+    return tier_rule() | known
 
 
 def as_json(data: Any) -> str:
@@ -106,6 +93,7 @@ def _row(record: Record, arrays: Arrays, at: At) -> dict[str, Any]:
         "failed": lane.status == "failed",
         "broken": "nan" in lane.flags,
         "idle": "never_engaged" in lane.flags,
+        "repeats": isinstance(at, int) and free_text(record, at).repeats_from is not None,
         "token_bytes": None if memory is None else fp16_token_bytes(memory),
         **bits,
         **{name: _numbers(arrays.get(f"lane/{at}/{of}")) for name, of in COLUMNS.items()},

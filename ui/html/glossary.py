@@ -12,8 +12,8 @@ MEANINGS = {
     "own bytes": "What these tokens of the answer take by themselves, as a share of fp16. The newest stand in a lane's "
     "full-precision window, so that it is more than the share of the whole cache, which is mostly the prompt.",
     "noise floor": "The same cache rounded to fp16, or computed by another kernel: differences below it are no damage.",
-    "tier": "Close, marginal or risky: where the mean KLD with its interval stands against fixed thresholds; flips and "
-    "the 99th percentile can only lower it.",
+    "tier": "Close, marginal or risky: where the mean KLD with its interval stands against fixed thresholds; flips, "
+    "the 99th percentile and a text that repeats itself can only lower it.",
 }
 
 

@@ -1,4 +1,4 @@
-"""Mean KLD against bytes in plain markup: tiers as bands, floors named at the edge, a point and an interval a lane.
+"""Mean KLD against bytes in plain markup: floors named at the edge, a point and an interval a lane.
 
 No figure of Plotly's: it is there with the first answer, before that script is, and its words keep their size on a
 phone.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvq_core.analysis.floors import floors
 from kvq_core.analysis.scored import pooled
-from kvq_core.analysis.verdict import TIERS, mean_interval
+from kvq_core.analysis.verdict import TIERS, mean_interval, verdict
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.html.escape import safe, shorten
@@ -27,7 +27,7 @@ TICKS = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
 @dataclass(frozen=True, order=True)
 class Point:
     """A lane: its place among those that are drawn, None of another, its label, the share of an fp16 cache's bytes that
-    it holds, host copy included, and its mean KLD in nats with the ends of its interval."""
+    it holds, host copy included, its mean KLD in nats with the ends of its interval, and its verdict."""
 
     lane: int | None
     label: str
@@ -36,6 +36,7 @@ class Point:
     low: float
     high: float
     number: int  # in the whole run
+    verdict: str
 
 
 def points(record: Record, arrays: Arrays, drawn: Sequence[int] | None = None) -> list[Point]:
@@ -48,8 +49,8 @@ def points(record: Record, arrays: Arrays, drawn: Sequence[int] | None = None) -
         low, high = mean_interval(kld.tobytes()) if len(kld) > 1 else (mean, mean)
         if mean > 0:
             number = record.number(index)
-            ends = mean, low, high
-            found.append(Point(places.get(number), lane.label, lane.memory.held_ratio, *ends, number))
+            ends, word = (mean, low, high), verdict(record, arrays, index).word
+            found.append(Point(places.get(number), lane.label, lane.memory.held_ratio, *ends, number, word))
     return found
 
 
@@ -62,7 +63,8 @@ def tradeoff(record: Record, arrays: Arrays, floor_words: str, drawn: Sequence[i
     widest = max(1.0, *(point.ratio for point in found))
     marks = "".join(_mark(point, scale, widest) for point in found)
     said = "; ".join(
-        f"{point.label}: KLD {significant(point.kld, 2)}, {percent(point.ratio)} of the bytes" for point in found
+        f"{point.label}: KLD {significant(point.kld, 2)}, {percent(point.ratio)} of the bytes, {point.verdict}"
+        for point in found
     )
     ticks = "".join(
         f'<span style="top:{scale.percent(value):.2f}%">{significant(value, 1)}</span>'
@@ -72,7 +74,7 @@ def tradeoff(record: Record, arrays: Arrays, floor_words: str, drawn: Sequence[i
     across = "".join(
         f'<span style="left:{100 * part / widest:.1f}%">{percent(part)}</span>' for part in (0, 0.25, 0.5, 0.75, 1)
     )
-    inside = _bands(scale) + ticks_box("down", ticks) + marks + _labels(found, scale, widest)
+    inside = ticks_box("down", ticks) + marks + _labels(found, scale, widest)
     return (
         f'<figure class="tradeoff"><div class="field" style="height:{HEIGHT}px" role="img" aria-label="{safe(said)}">'
         f"{inside}{_floors(record, scale, floor_words)}"
@@ -103,28 +105,14 @@ class _Scale:
         return self.low < math.log10(value) < self.high
 
 
-def _tops(scale: _Scale) -> list[float]:
-    """Where each tier's band begins, in percent of the height; its word stands there, at the right edge."""
-    return [scale.percent(tier.kld) if math.isfinite(tier.kld) else 0.0 for tier in TIERS]
-
-
-def _bands(scale: _Scale) -> str:
-    tops = _tops(scale)
-    ends = [100.0, *tops[:-1]]
-    return "".join(
-        f'<div class="band {tier.tone}" style="top:{top:.2f}%;height:{end - top:.2f}%">'
-        f"<span>{safe(tier.word)}</span></div>"
-        for tier, top, end in zip(TIERS, tops, ends, strict=True)
-    )
-
-
 def _mark(point: Point, scale: _Scale, widest: float) -> str:
     top, end = scale.percent(point.high), scale.percent(max(point.low, 1e-12))
     left = 100 * point.ratio / widest
     kind = f"lane-{point.number}" if point.lane is not None else "undrawn"
     place = f'{kind}"{_of(point)} style="left:{left:.2f}%;'
     reach = f'<i class="whisker {place}top:{top:.2f}%;height:{end - top:.2f}%"></i>' if point.lane is not None else ""
-    return f'{reach}<i class="point {place}top:{scale.percent(point.kld):.2f}%" title="{safe(point.label)}"></i>'
+    title = safe(f"{point.label}: {point.verdict}")
+    return f'{reach}<i class="point {place}top:{scale.percent(point.kld):.2f}%" title="{title}"></i>'
 
 
 def _of(point: Point) -> str:
@@ -133,10 +121,10 @@ def _of(point: Point) -> str:
 
 
 def _labels(found: list[Point], scale: _Scale, widest: float) -> str:
-    """Beside their points, where they cover no point, tier or other label; least KLD first. In a crowd the others
+    """Beside their points, where they cover no point or other label; least KLD first. In a crowd the others
     go without: their colours are in the legend, and the pointer tells their names."""
     dots = [_Box.around(scale.percent(p.kld) * HEIGHT / 100, 100 * p.ratio / widest) for p in found]
-    taken, shown = [*dots, *map(_Box.of_tier, _tops(scale), [len(tier.word) for tier in TIERS])], ""
+    taken, shown = [*dots], ""
     named = [pair for pair in zip(found, dots, strict=True) if pair[0].lane is not None]
     for point, dot in sorted(named, key=lambda pair: pair[0].kld):
         name = shorten(point.label, 24)
@@ -166,11 +154,6 @@ class _Box:
     @classmethod
     def around(cls, top: float, left: float) -> "_Box":
         return cls(top - DOT, top + DOT, left - DOT_WIDE, left + DOT_WIDE)
-
-    @classmethod
-    def of_tier(cls, percent: float, letters: int) -> "_Box":
-        top = percent * HEIGHT / 100
-        return cls(top, top + LINE, 100 - GAP - letters * LETTER, 100.0)
 
     @property
     def middle(self) -> float:

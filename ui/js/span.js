@@ -61,7 +61,8 @@
     const apart = Math.min(found.scored, Math.max(0, found.flips - found.near_tie_flips));
     const byFlips = tierOf(surely(apart, found.scored, rule.confidence), "flips", rule);
     const byTail = found.scored >= rule.p99_from ? tierOf(quantile(Float64Array.from(kld).sort(), 0.99), "p99", rule) : 0;
-    const [above, below] = [best, worst].map((tier) => Math.max(tier, byFlips, byTail));
+    const byText = tierOf(Number(row.repeats), "repeats", rule); // of the whole text, whatever tokens are brushed
+    const [above, below] = [best, worst].map((tier) => Math.max(tier, byFlips, byTail, byText));
     const words = [above, below].map((tier) => rule.tiers[tier].word);
     if (above !== below) return { word: words.join(below === above + 1 ? " or " : " to "), tone: "quiet" };
     return { word: words[0], tone: rule.tiers[below].tone };

@@ -64,7 +64,7 @@ def table() -> dict[str, ToySetting]:
     for (way, _), group in zip(WAYS, (dim, tokens), strict=True):
         for bits in BITS:
             method = make(way, bits=bits, group_size=group)
-            stored = roundtrip(method, exact[None], exact[None], metadata="float16")
+            stored = roundtrip(method, exact[None], exact[None])
             nbytes = sum(size for part, size in stored.nbytes.items() if part.startswith("key_"))
             own = attention(stored.keys[0])
             moved = 50 * float((own - whole).abs().sum())

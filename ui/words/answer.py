@@ -74,8 +74,8 @@ def _verdict(record: Record, arrays: Arrays, found: LaneChoice) -> str:
 
 def _maybe_close(record: Record, arrays: Arrays) -> bool:
     """Whether any lane's verdict leaves open that it is of the first tier."""
-    done = (index for index, lane in enumerate(record.lanes) if lane.status == "done")
-    return any(TIERS[0].word in verdict(record, arrays, index).word.split() for index in done)
+    placed = (verdict(record, arrays, index).placed for index in range(len(record.lanes)))
+    return any(told is not None and told.best == 0 for told in placed)
 
 
 def _bytes(record: Record, index: int) -> str:
@@ -155,7 +155,7 @@ def _closer(record: Record, index: int) -> str:
         ("keys",): ", because it leaves values alone",
         ("values",): ", because it leaves keys alone",
     }
-    return f"{lane.label} is closer still (KLD {kld}){kept.get(tuple(lane.quantized), '')}: {_bytes(record, index)}."
+    return f"{lane.label} has a lower mean KLD ({kld}){kept.get(tuple(lane.quantized), '')}: {_bytes(record, index)}."
 
 
 def _facts(record: Record, found: LaneChoice) -> list[str]:

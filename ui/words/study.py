@@ -32,7 +32,8 @@ def study_words(result: StudyResult, model: str) -> StudyWords:
         return StudyWords(f"{best['label']}: mean KLD {_mean(best)} over {prompts}.", (_bytes(best),))
     pairs = [pair for pair in result.pairs if pair.model == model]
     alike = [line for line in lanes if line is not best and not _apart(best, line, pairs)]
-    sentence = f"{best['label']} stays closest over {prompts}: mean KLD {_mean(best)}."
+    said = "has the lowest mean KLD" if alike else "stays closest"  # a lower mean alone tells no two lanes apart
+    sentence = f"{best['label']} {said} over {prompts}: {_mean(best)}."
     reasons = _alike(best, alike, pairs), _smallest(best, alike), _close(best, lanes)
     return StudyWords(sentence, tuple(filter(None, reasons)))
 
@@ -71,22 +72,24 @@ def _alike(best: Line, alike: list[Line], pairs: list[PairedDifference]) -> str:
 
 
 def _close(best: Line, lanes: list[Line]) -> str:
-    """The fewest bytes whose mean KLD is close whatever prompts are drawn; nothing where that is the closest lane."""
-    tier = TIERS[0]
+    """The fewest bytes that are close whatever prompts are drawn; nothing where that is the best lane."""
+    word = TIERS[0].word
     if best["kld_high"] is None:
         return ""
-    sized = [line for line in lanes if None not in (line["kv_ratio"], line["kld_high"])]
-    sure = [line for line in sized if line["kld_high"] <= tier.kld]
-    limit = f"within {tier.kld:g} nats, the limit of {tier.word}"
+    sure = [line for line in lanes if line["tier"] == word and line["kv_ratio"] is not None]
     if not sure:
-        return f"No lane's mean KLD is surely {limit}."
+        held = f": by KLD {best['label']} is, but not by its {best['tier_reason']}" if _by_kld(best) else ""
+        return f"No lane is surely {word}{held}."
     small = min(sure, key=lambda line: line["kv_ratio"])
     if small is best:
         return ""
-    return (
-        f"The smallest whose mean KLD is surely {limit}: {small['label']}, {percent(small['kv_ratio'])} of the bytes, "
-        f"{_mean(small)}."
-    )
+    size = percent(small["kv_ratio"])
+    return f"The smallest that is surely {word}: {small['label']}, {size} of the bytes, {_mean(small)}."
+
+
+def _by_kld(line: Line) -> bool:
+    """Whether KLD leaves it close and another figure does not."""
+    return line["tier_reason"] not in (None, "KLD") and bool(line["kld_high"] <= TIERS[0].kld)
 
 
 def _smallest(best: Line, alike: list[Line]) -> str:

@@ -18,6 +18,7 @@ from kvq_core.advice.report import Advice, WeightsFile
 from kvq_core.errors import SpecError
 from kvq_core.sizing.reserve import allowance
 from kvq_core.spec import Lane
+from kvq_core.studies.pairs import pairs
 
 GB = 10**9
 SIZES = {"small": 250, "middle": 300, "large": 530, "fp16": 1000}  # bytes of a cache
@@ -27,7 +28,7 @@ WEIGHTS = WeightsFile(file="m", bytes=4 * GB, how="of its files", chosen=False)
 def rows(lane: str, klds: Any, **more: Any) -> list[dict[str, Any]]:
     """A lane's; a prompt has 100 positions of the same KLD, and nothing flips."""
     base = {"model": "M", "lane": lane, "group": "", "error": None, "prompt_tokens": 300, "scored": 100}
-    counts = {"flips": 0, "near_tie_flips": 0, "correct": None, "reference_correct": None}
+    counts = {"flips": 0, "near_tie_flips": 0, "correct": None, "reference_correct": None, "repeats": False}
     found = []
     for at, kld in enumerate(klds):
         own = {name: value[at] for name, value in more.items()}
@@ -65,7 +66,9 @@ def test_a_clear_winner_is_the_smallest_lane_within_the_tolerance():
     worst = noisy(0.002, seed=1)
     assert found.worst[0].prompt == f"p{worst.argmax()}" and found.worst[0].link == f"?run=r{worst.argmax()}"
     assert len(found.reasons) == 3 and "0.002 nats" in found.reasons[0]
-    assert "mean KLD up to 0.01 nats, flips 1%, p99 0.1 nats" in found.reasons[0], "what the tier is"
+    assert (
+        "mean KLD up to 0.01 nats, flips 1%, p99 0.1 nats, own texts that repeat themselves 1%" in found.reasons[0]
+    ), "what the tier is"
     assert any("8,192 were asked for" in each for each in found.untested)
 
 
@@ -85,13 +88,12 @@ def test_two_lanes_of_one_size_that_lose_alike_cannot_be_told_apart():
     a, b = noisy(0.003, seed=3), noisy(0.00302, seed=4)
     found = asked([*rows("small", a), *rows("middle", b)], [option("small"), option("middle", nbytes=SIZES["small"])])
     assert found.kind == "unsure" and not found.sure and found.agreement is not None and found.agreement < 0.9
-    assert "Cannot tell small from middle" in found.answer and found.label == "small"
-    effect = abs((a - b).mean() / (a - b).std(ddof=1))
-    from statsmodels.stats.power import TTestPower
-
-    needed = TTestPower().solve_power(effect, alpha=0.05, power=0.8)
+    assert "small or middle, which are of one size, whichever loses less" in found.answer and found.label == "small"
+    table = pd.DataFrame([*rows("small", a), *rows("middle", b)])
+    (pair,) = pairs(table)
     told = [int(word.replace(",", "")) for word in found.answer.split() if word.replace(",", "").isdigit()]
-    assert told == [pytest.approx(float(np.max(needed)) - 12, abs=1)]
+    assert not pair.apart and told == [pair.needed - 12], "as the study asks for"
+    assert found.separates is not None and found.separates.endswith(pair.sentence)
 
 
 @pytest.mark.slow
@@ -102,7 +104,7 @@ def test_agreement_is_the_share_of_resamples_in_which_the_threshold_is_kept():
     draw = np.random.default_rng(9)
     kept = np.mean([klds[draw.integers(0, 12, 12)].mean() <= 0.01 for _ in range(4000)])
     assert found.label == "small" and found.agreement == pytest.approx(kept, abs=0.04)
-    assert found.kind == "unsure" and "Cannot tell small from large" in found.answer
+    assert found.kind == "unsure" and "small if it is within a mean KLD of 0.01 nats, else large" in found.answer
 
 
 def test_none_of_these_says_what_is_nearest_and_what_would_help():

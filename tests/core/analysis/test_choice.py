@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvq_core.analysis.choice import PLANNED_BATCH, PLANNED_TOKENS, choose, planned_bytes, tier_of
+from kvq_core.analysis.choice import PLANNED_BATCH, PLANNED_TOKENS, choose, planned_bytes
 from kvq_core.analysis.free_text import repetition
 from kvq_core.analysis.verdict import verdict
 from kvq_core.record.memory import HOST_COPY
@@ -52,7 +52,9 @@ def test_lanes_that_quantized_nothing_or_failed_are_no_answer():
 
 
 def test_a_verdict_between_tiers_counts_as_the_lower_one():
-    assert [tier_of(word) for word in ("close", "close or marginal", "close to risky", "no verdict")] == [0, 1, 2, None]
+    record, arrays = of([0.009, 0.5], [0.3, 0.2])
+    arrays["lane/0/kld"][:] = np.random.default_rng(0).lognormal(np.log(0.009) - 0.18, 0.6, 63)
+    assert verdict(record, arrays, 0).word == "close or marginal" and choose(record, arrays).tier == 1
 
 
 def test_planned_bytes_are_those_of_the_whole_cache():

@@ -57,13 +57,13 @@ def test_the_interval_of_kld_decides_and_where_it_holds_a_threshold_says_so(mean
     found = judged(mean)
     assert found.word == word
     undecided = " or " in word
-    assert found.sentence.startswith("Cannot tell ") == undecided and (found.tone == "quiet") == undecided
+    assert found.sentence.startswith("Too close to call, ") == undecided and (found.tone == "quiet") == undecided
     assert found.why.endswith(EXPLAINED) and "noise floor: mean KLD" in found.why
 
 
 def test_a_very_uneven_lane_may_be_anything() -> None:
     found = judged(0.03, shape=0.02)
-    assert found.word == "close to risky" and "Cannot tell close from risky" in found.sentence
+    assert found.word == "close to risky" and "Too close to call, close to risky" in found.sentence
 
 
 def test_the_interval_is_scipys_and_always_the_same() -> None:

@@ -72,7 +72,7 @@ def test_a_block_worked_by_hand() -> None:
     found = kvq_core.roundtrip(apart, row, row, metadata="float16")
     assert torch.equal(found.keys, row) and torch.equal(found.values, row)
     assert found.nbytes["key_outliers"] == found.nbytes["key_positions"] == 2 and found.key_bits == 2 + 32 / 4 + 32 / 8
-    plain = kvq_core.roundtrip(make("uniform", bits=2, group_size=4), row, row).keys[0, 0]
+    plain = kvq_core.roundtrip(make("uniform", bits=2, group_size=4), row, row, metadata="float32").keys[0, 0]
     torch.testing.assert_close(plain, torch.tensor([0, 1, 2, 3, 10, -1, 8 / 3, -1]))
 
 
@@ -80,7 +80,7 @@ def test_a_block_worked_by_hand() -> None:
 def test_uniform_is_plain_rounding_with_outliers_apart(bits: int, group: int, count: int) -> None:
     prompt = random_prompt()
     method = make("uniform", bits=bits, group_size=group, outlier_fraction=count / 128)
-    found = kvq_core.roundtrip(method, prompt.keys[0], prompt.values[0])
+    found = kvq_core.roundtrip(method, prompt.keys[0], prompt.values[0], metadata="float32")
     rows = by_token(array(prompt.keys))
     expected = rows.copy()
     for row, out in zip(rows, expected, strict=True):
@@ -143,7 +143,7 @@ def gear(x: Array, axis: str, fraction: float, rank: int) -> Array:
 def test_gear_is_codes_outliers_and_low_rank(fraction: float) -> None:
     prompt = random_prompt()
     method = make("gear", outlier_fraction=fraction)
-    found = kvq_core.roundtrip(method, prompt.keys[0], prompt.values[0])
+    found = kvq_core.roundtrip(method, prompt.keys[0], prompt.values[0], metadata="float32")
     for read, x, axis in ((found.keys, prompt.keys, "tokens"), (found.values, prompt.values, "channels")):
         expected = gear(array(x), axis, fraction, 4)
         assert np.linalg.norm(array(read[None]) - expected) < 0.01 * np.linalg.norm(array(x) - expected)
@@ -183,7 +183,11 @@ def test_think_leaves_out_the_channels_with_the_least_products(pruned: float, bi
     prompt = random_prompt()
     assert prompt.queries is not None
     found = kvq_core.roundtrip(
-        make("think", pruned=pruned, bits=bits), prompt.keys[0], prompt.values[0], prompt.queries[0]
+        make("think", pruned=pruned, bits=bits),
+        prompt.keys[0],
+        prompt.values[0],
+        prompt.queries[0],
+        metadata="float32",
     )
     keys, queries = array(prompt.keys), array(prompt.queries)[:, -32:]
     expected = np.zeros_like(keys)
@@ -238,7 +242,7 @@ def test_zipcache_stores_two_classes_each_on_its_own_grid(fraction: float) -> No
     prompt = random_prompt()
     assert prompt.queries is not None
     method = make("zipcache", salient_fraction=fraction)
-    found = kvq_core.roundtrip(method, prompt.keys[0], prompt.values[0], prompt.queries[0])
+    found = kvq_core.roundtrip(method, prompt.keys[0], prompt.values[0], prompt.queries[0], metadata="float32")
     seen, count = array(saliency(prompt.queries, prompt.keys, prompt.scaling)), round(fraction * TOKENS)
     salient = seen >= np.sort(seen, -1)[:, -count, None]
     near(found.keys[None], classes(array(prompt.keys), salient, "tokens"), 1e-3)

@@ -43,7 +43,7 @@ def tables(tokens: int, dim: int) -> tuple[Tensor, Tensor]:
 
 def test_kivi_reproduces_the_golden_arrays(inputs: dict[str, Tensor]) -> None:
     expected = golden("kivi_b2_float32")
-    result = kvq_core.roundtrip(make("kivi", bits=2), inputs["k"], inputs["v"])
+    result = kvq_core.roundtrip(make("kivi", bits=2), inputs["k"], inputs["v"], metadata="float32")
     torch.testing.assert_close(result.keys, expected["k_deq"][0], rtol=0, atol=1e-5)
     torch.testing.assert_close(result.values, expected["v_deq"][0], rtol=0, atol=1e-5)
     # 256 tokens x 2 heads x 64 channels: 2-bit codes, and a float32 scale and minimum a group of 32
@@ -65,7 +65,7 @@ def test_kivi_s_codes_scales_and_minima_are_the_golden_ones(inputs: dict[str, Te
 
 
 def test_kivi_as_lanes_store_it_takes_three_bits(inputs: dict[str, Tensor]) -> None:
-    result = kvq_core.roundtrip(make("kivi", bits=2), inputs["k"], inputs["v"], metadata="float16")
+    result = kvq_core.roundtrip(make("kivi", bits=2), inputs["k"], inputs["v"])
     assert result.key_bits == result.value_bits == 3.0
 
 

@@ -67,7 +67,7 @@ def test_keys_group_channels_and_values_group_tokens(mode: str) -> None:
     keys, values = cache(2, 70, 32)
     values = values + 3 * (torch.arange(32) % 2)  # offset channels, so that hybrid uses both grids
     method = make("innerq", mode=mode, group_size=16, normalize_keys="off")
-    result = kvq_core.roundtrip(method, keys, values)
+    result = kvq_core.roundtrip(method, keys, values, metadata="float32")
     for head in range(2):
         by_hand = groups_by_hand(keys[head].double().numpy(), 2, 16, mode)
         np.testing.assert_allclose(result.keys[head].numpy(), by_hand, atol=1e-5)

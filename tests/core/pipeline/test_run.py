@@ -133,7 +133,10 @@ def test_bit_map_agrees_with_the_bytes(finished: Finished) -> None:
         for kind in ("key", "value"):
             bits = finished.arrays[f"lane/{index}/{kind}_bits"].float()
             assert bits.shape[2] == lane.memory.tokens
-            assert bits.mean().item() == pytest.approx(getattr(lane.memory, f"{kind}_bits"), rel=2e-3)
+            told = finished.arrays[f"lane/{index}/{kind}_bits"].dtype == torch.float32
+            assert bits.mean().item() == pytest.approx(getattr(lane.memory, f"{kind}_bits"), rel=1e-6 if told else 5e-4)
+            # what no layer has alone is exact, to far less than 1/64 bit
+            assert told or bits.shape[0] > 1, lane.label
 
 
 def test_record_survives_json(finished: Finished) -> None:

@@ -183,3 +183,51 @@ def test_the_language_model_of_one_that_sees_is_what_counts() -> None:
 def test_what_a_configuration_does_not_say_is_named(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelError, match=said):
         shape_of({**given("qwen3"), **change})
+
+
+PLAIN = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 10}
+
+
+@pytest.mark.parametrize(
+    ("given", "heads"),
+    [
+        ({"model_type": "llama"}, [8, 8]),
+        ({"model_type": "falcon", "multi_query": True, "num_kv_heads": 8}, [1, 1]),  # as falcon-7b's
+        ({"model_type": "falcon", "multi_query": True, "new_decoder_architecture": True, "num_kv_heads": 2}, [2, 2]),
+        ({"model_type": "unheard of", "num_key_value_heads": 2}, [2, 2]),
+        ({"model_type": "chatglm", "multi_query_group_num": 2}, [2, 2]),
+        ({"model_type": "openelm", "num_kv_heads": [2, 4]}, [2, 4]),
+        ({"model_type": "deci", "num_key_value_heads_per_layer": [1, 2]}, [1, 2]),
+        (
+            {
+                "model_type": "nemotron-nas",
+                "num_key_value_heads": None,
+                "block_configs": [{"attention": {"n_heads_in_group": 4}}, {"attention": {"no_op": True}}],
+            },
+            [2, 0],
+        ),
+    ],
+)
+def test_kv_heads_are_read_by_each_of_their_names_and_by_layer(given: dict, heads: list[int]) -> None:
+    assert [kind.kv_heads for kind in shape_of({**PLAIN, **given}).kinds] == heads
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"model_type": "unheard of"}, "its family is not known"),
+        ({"model_type": "llama", "attn_kv_heads": 2}, "attn_kv_heads is not known here"),
+    ],
+)
+def test_a_family_that_is_not_known_is_not_taken_as_the_plain_one(given: dict, why: str) -> None:
+    with pytest.raises(ModelError, match=why):
+        shape_of({**PLAIN, **given})
+
+
+def test_a_feed_forward_without_a_gate_has_two_matrices() -> None:
+    sizes = {**PLAIN, "model_type": "starcoder2", "num_key_value_heads": 2, "intermediate_size": 1024}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["starcoder2"](**{**sizes, "vocab_size": 100}))
+    config = model.config.to_dict()
+    counted = sum(parameters(config, shape_of(config).kinds))
+    assert counted == pytest.approx(sum(each.numel() for each in model.parameters()), rel=0.05)

@@ -18,7 +18,7 @@ def rows(klds: dict[tuple[str, str], np.ndarray], **more: list) -> pd.DataFrame:
             own = {name: column[at] for name, column in more.items()}
             tokens = np.array([0.5, 1.5, 1.0, 1.0]) * value
             lists = {"kld": tokens, "same_top": [True, True, False, True], "top_prob": [0.1, 0.3, 0.6, 1.0]}
-            counts = {"scored": 4, "flips": 1, "near_tie_flips": 0, "tier": "close", "error": None}
+            counts = {"scored": 4, "flips": 1, "near_tie_flips": 0, "tier": "close", "repeats": False, "error": None}
             sizes = ("key_bits", "value_bits", "cache_bytes", "weights_bytes", "kv_ratio")
             means = dict.fromkeys(("acceptance", "tokens_a_step", *sizes), 0.5)
             floors = {"storage_floor": 1e-7, "kernel_floor": None, "structural": [True, False, False, True]}

@@ -241,7 +241,7 @@ def kinds() -> dict[str, Decision]:
 def test_every_kind_of_answer_is_a_state_of_its_own():
     told = {kind: answer_html(each) for kind, each in kinds().items()}
     assert "<h1>small</h1>" in told["one"] and ">the answer<" in told["one"] and "serve --cache small" in told["one"]
-    assert "<h1>Cannot tell small from middle" in told["unsure"] and "What would help" in told["unsure"]
+    assert "<h1>small or middle, which are of one size" in told["unsure"] and "What would help" in told["unsure"]
     assert "<h1>None of these.</h1>" in told["none"] and "A tolerance of marginal" in told["none"]
     assert "<h1>Too few prompts" in told["few"] and "copybox" not in told["few"]
     assert not any("notice bad" in each or "error" in each for each in told.values()), "answers, not errors"

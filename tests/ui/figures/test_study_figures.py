@@ -21,8 +21,21 @@ def line(at: int) -> dict:
     kld = 0.5 * 0.2 ** (at // 16) if at % 16 == 15 else 0.7 + 0.005 * at
     ends = {"kld_low": kld / 1.3, "kld_high": kld * 1.3, "kld_p95": kld * 1.2, "worst_kld": kld * 1.4}
     floors = {"storage_floor": 4e-7, "kernel_floor": None}
-    named = {"model": "m", "label": f"a lane numbered {at}", "worst_prompt": "p", "prompts": 12}
-    return {**named, **ends, **floors, "kld_mean": kld, "kv_ratio": 0.15 + 0.012 * at}
+    named = {
+        "model": "m",
+        "label": f"a lane numbered {at}",
+        "worst_prompt": "p",
+        "prompts": 12,
+    }
+    return {
+        "tier": "close",
+        "tier_reason": "KLD",
+        **named,
+        **ends,
+        **floors,
+        "kld_mean": kld,
+        "kv_ratio": 0.15 + 0.012 * at,
+    }
 
 
 def study(count: int):

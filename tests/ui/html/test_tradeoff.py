@@ -2,6 +2,7 @@
 
 import re
 
+from kvq_core.analysis.verdict import verdict
 from tests.support.ui_record_factory import make_run
 from ui.html.tradeoff import HEIGHT, LINE, tradeoff
 
@@ -29,11 +30,14 @@ def test_in_a_crowd_no_name_covers_another_and_every_point_tells_its_own():
     for side in ("left", "right"):
         found = sorted(float(top) for top in re.findall(rf'point-label {side}"[^>]*top:(\d+)px', html))
         assert all(below - above >= LINE - 1 for above, below in zip(found, found[1:], strict=False))
-    assert [f'title="Lane {at}"' in html for at in range(8)] == [True] * 8
+    assert [f'title="Lane {at}: ' in html for at in range(8)] == [True] * 8
 
 
-def test_a_long_name_gives_way_to_the_word_of_a_tier():
-    """*marginal* stands at the right edge, below 0.1 nats."""
-    for kld, side in ((0.09, "left"), (0.03, "right")):
-        html, _ = plotted([0.5], [kld], ("n" * 24,))
-        assert f'point-label {side}" data-of="0"' in html
+def test_no_ground_calls_a_point_another_tier_than_its_badge():
+    """The axis is KLD alone, which is not the whole rule: there are no bands, and a point's title has its verdict."""
+    record, arrays = make_run(lanes=1)
+    arrays["lane/0/kld"] = 0 * arrays["lane/0/kld"] + 0.005
+    word = verdict(record, arrays, 0).word
+    assert word != "close", "by its flips"
+    html = tradeoff(record, arrays, "")
+    assert f'title="Lane 0: {word}"' in html and "close" not in html
