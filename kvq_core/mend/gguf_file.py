@@ -4,7 +4,9 @@ Written aside and renamed, so that whoever is killed leaves the whole file or no
 beside the file first, from which ``undo`` restores it whatever happened meanwhile.
 """
 
+import hashlib
 import json
+import mmap
 import os
 import shutil
 import struct
@@ -33,7 +35,7 @@ def said_by(header: Header) -> dict[str, Any] | None:
             name: json.loads(value) if name in ("biases", "folded", "kld") else value for name, value in found.items()
         }
     undo = _read_undo(backup_of(header.path))
-    return None if undo is None else undo[0]["said"]
+    return None if undo is None or not _is_of(header.path, *undo) else undo[0]["said"]
 
 
 def check_target(out: Path, size: int) -> None:
@@ -125,7 +127,8 @@ def write_in_place(header: Header, changes: Sequence[TensorChange], said: Mappin
         )
     spans = [span for change in changes for span in _differing(path, change)]
     told: dict[str, Any] = {"file": path.name, "sha256": identity.sha256_of(path), "said": dict(said)}
-    told["spans"] = [(start, len(old)) for start, old, _ in spans]
+    told["size"] = path.stat().st_size
+    told["spans"] = [(start, len(old), _short_hash(new)) for start, old, new in spans]
     head = json.dumps(told).encode()
     if not files.keep_bytes(kept, struct.pack("<Q", len(head)) + head + b"".join(old for _, old, _ in spans)):
         raise StoreError(f"{kept} cannot be written, and without it nothing is changed in place; give --out.")
@@ -140,27 +143,60 @@ def undo(path: Path) -> str:
         raise StoreError(f"{kept} is not there: {path.name} was not changed in place, or the backup was moved.")
     if (found := _read_undo(kept)) is None:
         raise StoreError(f"{kept} is damaged: {path.name} cannot be restored from it; nothing was changed.")
-    told, data = found
-    held, at = list[tuple[int, bytes]](), 0
-    for start, size in told["spans"]:
-        held.append((start, data[at : at + size]))
-        at += size
-    _put(path, held)
-    digest = identity.sha256_of(path)
-    if digest != told["sha256"]:
+    told, old = found
+    digest = _sha256_with(path, old)
+    if digest is None or digest != told["sha256"]:
         raise StoreError(
-            f"{path} has the sha256 {digest}, not {told['sha256']}: something else changed it; {kept} stays."
+            f"{path} is another file, or something else changed it: with its old bytes its sha256 is not "
+            f"{told['sha256']}. Nothing was changed; remove {kept} where that file is gone."
         )
+    _put(path, old)
+    identity.remember(path, digest)
     kept.unlink()
     return digest
 
 
-def _read_undo(kept: Path) -> tuple[dict[str, Any], bytes] | None:
+def _read_undo(kept: Path) -> tuple[dict[str, Any], list[tuple[int, bytes]]] | None:
+    """What was said, and the old bytes by where they begin."""
     data = files.read_bytes(kept)
     if data is None:
         return None
     [size] = struct.unpack_from("<Q", data)
-    return json.loads(data[8 : 8 + size]), data[8 + size :]
+    told, old, at = json.loads(data[8 : 8 + size]), [], 8 + size
+    for start, length, *_ in told["spans"]:
+        old.append((start, data[at : at + length]))
+        at += length
+    return told, old
+
+
+def _is_of(path: Path, told: Mapping[str, Any], old: Sequence[tuple[int, bytes]]) -> bool:
+    """Whether a file is the one that a backup was made of: its spans hold old or new bytes. Backups that were made
+    before sizes and new bytes were told are believed where their spans lie within the file."""
+    size = path.stat().st_size
+    if size != told.get("size", size) or any(start + len(data) > size for start, data in old):
+        return False
+    with path.open("rb") as file:
+        for (start, data), (_, length, *new) in zip(old, told["spans"], strict=True):
+            file.seek(start)
+            if new and (now := file.read(length)) != data and [_short_hash(now)] != new:
+                return False
+    return True
+
+
+def _sha256_with(path: Path, spans: Sequence[tuple[int, bytes]]) -> str | None:
+    """A file's hash as if these bytes stood in it; None where it has no room for them. Only a copy in memory changes,
+    page by page."""
+    with path.open("rb") as file:
+        if path.stat().st_size < max((start + len(data) for start, data in spans), default=1):
+            return None
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as held:
+            for start, data in spans:
+                held[start : start + len(data)] = data
+            return hashlib.sha256(held).hexdigest()
+
+
+def _short_hash(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def _differing(path: Path, change: TensorChange) -> list[tuple[int, bytes, bytes]]:

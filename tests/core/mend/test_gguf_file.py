@@ -1,7 +1,9 @@
 """Mended GGUF files: what the edited model computes, all else as it was, and whole or not there whatever happens."""
 
 import hashlib
+import json
 import os
+import struct
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from kvq_core.errors import KvqError, ModelError, StoreError
+from kvq_core.machine import files
 from kvq_core.mend import gguf_file
 from kvq_core.mend.edit import Edit
 from kvq_core.mend.fold import apply_to, row_factors
@@ -115,6 +118,36 @@ def test_biases_alone_change_no_other_byte_and_the_file_stays_as_long(tmp_path: 
     assert not kept.exists()
     with pytest.raises(StoreError, match="not changed in place"):
         gguf_file.undo(file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("older", [False, True])  # backups once told no size and no new bytes
+def test_a_file_in_the_place_of_the_mended_one_stays_as_it_is(tmp_path: Path, older: bool) -> None:
+    file, _ = made(tmp_path)
+    header, _, tensors = changed(file)
+    before = file.read_bytes()
+    kept = gguf_file.write_in_place(header, tensors, SAID)
+    if older:
+        told, old = gguf_file._read_undo(kept)
+        del told["size"]
+        head = json.dumps({**told, "spans": [span[:2] for span in told["spans"]]}).encode()
+        files.keep_bytes(kept, struct.pack("<Q", len(head)) + head + b"".join(data for _, data in old))
+        assert gguf_file.said_by(read_header(file)) == SAID
+    mended = file.read_bytes()
+    outside = header.entries[0].start + 2
+    for other in (mended[:outside] + b"other" + mended[outside + 5 :], mended + bytes(32), mended[:-4096]):
+        file.write_bytes(other)
+        with pytest.raises(StoreError, match="is another file.*Nothing was changed"):
+            gguf_file.undo(file)
+        assert file.read_bytes() == other and kept.exists()
+    file.write_bytes(mended + bytes(32))
+    assert older or gguf_file.said_by(read_header(file)) is None
+    inside = tensors[0].entry.start
+    file.write_bytes(mended[:inside] + b"other" + mended[inside + 5 :])
+    assert older or gguf_file.said_by(read_header(file)) is None
+    file.write_bytes(mended)
+    gguf_file.undo(file)
+    assert file.read_bytes() == before and not kept.exists()
 
 
 def killed_at(count: int, work: Any, *names: str) -> bool:
