@@ -5,6 +5,7 @@ import os
 import shutil
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 from kvq_core.errors import ModelError, StoreError
 from kvq_core.machine import files
 from kvq_core.mend.blocks import floats_as, numbers
+from kvq_core.models.gguf.header import mended_for
 
 SAID = "kvq-mend.json"  # beside the weights: what was done
 _KINDS = {"F32": Kind.F32, "F16": Kind.F16, "BF16": Kind.BF16}
@@ -22,8 +24,11 @@ _KINDS = {"F32": Kind.F32, "F16": Kind.F16, "BF16": Kind.BF16}
 def check_plain(folder: Path) -> None:
     """Raises ModelError for a folder that is mended already."""
     if (folder / SAID).exists():
-        said = json.loads((folder / SAID).read_text())
-        raise ModelError(f"{folder} is mended already, for {said['format']} and a context of {said['context']:,}.")
+        said: Any = None
+        with suppress(OSError, ValueError, RecursionError):  # whatever it holds, it says that the folder is mended
+            said = json.loads((folder / SAID).read_text())
+        form, context = mended_for(said if isinstance(said, dict) else {})
+        raise ModelError(f"{folder} is mended already, for {form} and a context of {context}.")
 
 
 def check_target(out: Path) -> None:

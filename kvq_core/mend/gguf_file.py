@@ -11,6 +11,7 @@ import os
 import shutil
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +22,7 @@ from kvq_core.errors import ModelError, StoreError
 from kvq_core.machine import files
 from kvq_core.mend.tensors import TensorChange
 from kvq_core.models import identity
-from kvq_core.models.gguf.header import MENDED, Header
+from kvq_core.models.gguf.header import MENDED, Header, mended_for
 
 _CHUNK = 1 << 23
 _HEAD = 24  # bytes before the first key: magic, version, tensors, keys
@@ -30,10 +31,11 @@ _HEAD = 24  # bytes before the first key: magic, version, tensors, keys
 def said_by(header: Header) -> dict[str, Any] | None:
     """What a mended file says was done to it; None of any other."""
     found = {key.removeprefix(MENDED): value for key, value in header.values.items() if key.startswith(MENDED)}
+    for name in {"biases", "folded", "kld"} & found.keys():
+        with suppress(ValueError, TypeError, RecursionError):  # anybody may have written it: it is told as it is
+            found[name] = json.loads(found[name])
     if found:
-        return {
-            name: json.loads(value) if name in ("biases", "folded", "kld") else value for name, value in found.items()
-        }
+        return found
     undo = _read_undo(backup_of(header.path))
     return None if undo is None or not _is_of(header.path, *undo) else undo[0]["said"]
 
@@ -233,8 +235,9 @@ def _put(path: Path, spans: Sequence[tuple[int, bytes]]) -> None:
 def check_plain(header: Header) -> None:
     """Raises ModelError for a file that is mended already."""
     if (said := said_by(header)) is not None:
-        made = f"for {said['format']} and a context of {said['context']:,}; give the file it was made from"
+        form, context = mended_for(said)
+        made = f"for {form} and a context of {context}; give the file it was made from"
         raise ModelError(
-            f"{header.path.name} is mended already, {made} (sha256 {str(said['source'])[:16]}...), or run mend --undo "
-            "where it was changed in place."
+            f"{header.path.name} is mended already, {made} (sha256 {str(said.get('source'))[:16]}...), or run mend "
+            "--undo where it was changed in place."
         )

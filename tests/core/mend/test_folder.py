@@ -48,6 +48,13 @@ def test_a_mended_folder_computes_what_the_edited_model_does(tmp_path: Path, arc
         folder.write_copy(tmp_path / "old", factors, offsets, tmp_path / "new", SAID)
 
 
+@pytest.mark.parametrize("told", ["", "[]", "{}", '{"format": [1], "context": "x"}', "[" * 100_000])
+def test_a_mended_folder_is_refused_whatever_it_says(tmp_path: Path, told: str) -> None:
+    (tmp_path / folder.SAID).write_text(told)
+    with pytest.raises(ModelError, match="mended already, for .* and a context of "):
+        folder.check_plain(tmp_path)
+
+
 def test_a_tensor_that_is_not_there_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     with pytest.raises(ModelError, match="holds 0 tensors for model.q"):

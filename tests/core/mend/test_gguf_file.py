@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import struct
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from kvq_core.mend.edit import Edit
 from kvq_core.mend.fold import apply_to, row_factors
 from kvq_core.mend.tensors import changes_of
 from kvq_core.models import load, wrap
-from kvq_core.models.gguf.header import read_header
+from kvq_core.models.gguf.header import Header, read_header
 from kvq_core.models.pairs import Pairs
 from tests.support.gguf_files import logits, source, write
 
@@ -98,6 +99,23 @@ def test_only_what_is_changed_changes(tmp_path: Path, kind: Kind) -> None:
     assert gguf_file.said_by(new) == SAID and gguf_file.said_by(header) is None
     with pytest.raises(ModelError, match="mended already, for q4_0/q4_0 and a context of 512"):
         gguf_file.check_plain(new)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"format": "q4_0/q4_0"}, "for q4_0/q4_0, nothing tokens"),
+        ({"context": 7}, "for nothing, 7 tokens"),
+        ({"biases": "{"}, "for nothing, nothing tokens"),
+        ({"format": "x\n" * 900, "context": "many", "kld": 3}, "for 'x.*, 'many' tokens"),
+    ],
+)
+def test_what_a_file_says_of_its_mending_may_be_anything(tmp_path: Path, told: dict, said: str) -> None:
+    header = Header(tmp_path / "m.gguf", {f"kvq.mend.{name}": value for name, value in told.items()}, ())
+    assert re.fullmatch(f"mended {said}", str(header.mended)) and len(str(header.mended)) < 200
+    assert gguf_file.said_by(header) == told
+    with pytest.raises(ModelError, match="is mended already"):
+        gguf_file.check_plain(header)
 
 
 @pytest.mark.slow
