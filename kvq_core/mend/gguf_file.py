@@ -21,7 +21,7 @@ from gguf import GGUFValueType
 from kvq_core.errors import ModelError, StoreError
 from kvq_core.machine import files
 from kvq_core.mend.tensors import TensorChange
-from kvq_core.models import identity
+from kvq_core.models import bundled, identity
 from kvq_core.models.gguf.header import MENDED, Header, mended_for
 
 _CHUNK = 1 << 23
@@ -113,13 +113,29 @@ def _padded(size: int, alignment: int) -> int:
 
 
 def backup_of(path: Path) -> Path:
-    """Where the old bytes of a file that is changed in place are kept."""
+    """Where the old bytes of a file that is changed in place are kept: beside the file itself, not beside a link."""
+    path = path.resolve()
     return path.with_name(f"{path.name}.mend-undo")
+
+
+def check_own(path: Path) -> None:
+    """Raises StoreError for a file that others read as well: in place it would change for them."""
+    path = path.resolve()
+    if path == bundled.place().resolve():
+        said = "the bundled model, which is known by its bytes"
+    elif any(part.startswith("models--") for part in path.parts):
+        said = "in Hugging Face's cache, which other programs read"
+    elif (count := path.stat().st_nlink) > 1:
+        said = f"one file under {count} names (hard links)"
+    else:
+        return
+    raise StoreError(f"{path.name} is {said}: it is not changed in place; give --out.")
 
 
 def write_in_place(header: Header, changes: Sequence[TensorChange], said: Mapping[str, Any]) -> Path:
     """Change the file itself, after its old bytes are kept; returns where. Raises StoreError where that cannot be."""
-    path, kept = header.path, backup_of(header.path)
+    path, kept = header.path.resolve(), backup_of(header.path)
+    check_own(path)
     if kept.exists():
         raise StoreError(f"{kept} exists: {path.name} was changed in place before; run mend --undo {path} first.")
     if wider := next((change for change in changes if change.retyped), None):

@@ -154,7 +154,9 @@ def _check(request: MendRequest, header: Header | None) -> None:
     gguf_file.check_plain(header)
     if request.out is not None:
         gguf_file.check_target(request.out, header.path.stat().st_size)
-    elif (kept := gguf_file.backup_of(header.path)).exists():
+        return
+    gguf_file.check_own(header.path)
+    if (kept := gguf_file.backup_of(header.path)).exists():
         raise SpecError(f"{kept} exists: run mend --undo {header.path} first.")
 
 

@@ -168,6 +168,36 @@ def test_a_file_in_the_place_of_the_mended_one_stays_as_it_is(tmp_path: Path, ol
     assert file.read_bytes() == before and not kept.exists()
 
 
+def test_a_file_that_others_read_is_not_changed_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, _ = made(tmp_path)
+    before = file.read_bytes()
+    cached = tmp_path / "models--a--b" / "blobs" / "0123"
+    cached.parent.mkdir(parents=True)
+    cached.write_bytes(before)
+    (tmp_path / "cached.gguf").symlink_to(cached)
+    (tmp_path / "twin.gguf").hardlink_to(file)
+    monkeypatch.setattr(gguf_file.bundled, "place", lambda: tmp_path / "bundled.gguf")
+    (tmp_path / "bundled.gguf").write_bytes(before)
+    for name, said in (("cached", "Hugging Face's cache"), ("twin", "under 2 names"), ("bundled", "the bundled model")):
+        with pytest.raises(StoreError, match=f"{said}.*give --out"):
+            gguf_file.write_in_place(read_header(tmp_path / f"{name}.gguf"), [], SAID)
+    assert not list(tmp_path.rglob("*.mend-undo"))
+
+
+@pytest.mark.slow
+def test_behind_a_link_the_file_itself_is_changed_and_its_backup_lies_beside_it(tmp_path: Path) -> None:
+    file, _ = made(tmp_path)
+    before = file.read_bytes()
+    link = tmp_path / "links" / "other.gguf"
+    link.parent.mkdir()
+    link.symlink_to(file)
+    _, _, tensors = changed(file)
+    assert gguf_file.write_in_place(read_header(link), tensors, SAID) == tmp_path / "m.gguf.mend-undo"
+    assert gguf_file.said_by(read_header(file)) == gguf_file.said_by(read_header(link)) == SAID
+    gguf_file.undo(link)
+    assert link.is_symlink() and file.read_bytes() == before
+
+
 def killed_at(count: int, work: Any, *names: str) -> bool:
     """Run ``work`` in a fork that is killed at its ``count``-th call of these functions of os; whether it was."""
     child = os.fork()
