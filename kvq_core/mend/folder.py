@@ -1,4 +1,4 @@
-"""A mended folder of safetensors: files with changed tensors are written again, all others are hard links."""
+"""A mended folder of safetensors: files with changed tensors are written again, all other large ones are hard links."""
 
 import json
 import os
@@ -18,6 +18,7 @@ from kvq_core.mend.blocks import floats_as, numbers
 from kvq_core.models.gguf.header import mended_for
 
 SAID = "kvq-mend.json"  # beside the weights: what was done
+_LARGE = 1_000_000  # bytes from which a file is linked: smaller ones are copied, for people edit them in place
 _KINDS = {"F32": Kind.F32, "F16": Kind.F16, "BF16": Kind.BF16}
 
 
@@ -51,6 +52,7 @@ def write_copy(
     own = {name: _own_name(name, shards) for name in factors}
     try:
         with files.folder_aside(out.parent, out.name) as new:
+            shutil.copymode(folder, new)
             for file in sorted(file for file in folder.iterdir() if file.is_file()):
                 changed = {own[name][1]: name for name in factors if own[name][0] == file}
                 if not changed:
@@ -59,6 +61,7 @@ def write_copy(
                 shutil.copyfile(file, new / file.name)
                 for there, name in changed.items():
                     _change(new / file.name, shards[file][there], factors[name], offsets.get(name, 0.0))
+                shutil.copymode(file, new / file.name)
             (new / SAID).write_text(json.dumps(dict(said), indent=1))
             files.sync_folder(new)
             new.rename(out)
@@ -106,7 +109,8 @@ def _change(file: Path, at: tuple[str, int, int], factors: np.ndarray, offset: f
 
 
 def _link(file: Path, new: Path) -> None:
-    try:
-        os.link(file.resolve(), new)
-    except OSError:  # another disk, or one without links
-        shutil.copyfile(file, new)
+    if file.stat().st_size >= _LARGE:
+        with suppress(OSError):  # another disk, or one without links
+            os.link(file.resolve(), new)
+            return
+    shutil.copy(file, new)

@@ -10,8 +10,8 @@ import mmap
 import os
 import shutil
 import struct
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -56,7 +56,7 @@ def write_copy(header: Header, changes: Sequence[TensorChange], out: Path, said:
     """The file with these tensors changed at ``out``. Raises StoreError where it cannot be written."""
     check_target(out, header.path.stat().st_size + sum(len(c.data) for c in changes if c.retyped))
     try:
-        with files.aside(out) as new, new.open("wb") as target, header.path.open("rb") as source:
+        with files.aside(out, _mode(header.path)) as new, new.open("wb") as target, header.path.open("rb") as source:
             _write(header, {change.entry.name: change for change in changes}, said, source, target)
     except OSError as error:
         raise StoreError(f"{out} cannot be written: {error.strerror}.") from None
@@ -136,6 +136,11 @@ def write_in_place(header: Header, changes: Sequence[TensorChange], said: Mappin
     """Change the file itself, after its old bytes are kept; returns where. Raises StoreError where that cannot be."""
     path, kept = header.path.resolve(), backup_of(header.path)
     check_own(path)
+    with _alone(kept):
+        return _change(path, kept, changes, said)
+
+
+def _change(path: Path, kept: Path, changes: Sequence[TensorChange], said: Mapping[str, Any]) -> Path:
     if kept.exists():
         raise StoreError(f"{kept} exists: {path.name} was changed in place before; run mend --undo {path} first.")
     if wider := next((change for change in changes if change.retyped), None):
@@ -148,7 +153,8 @@ def write_in_place(header: Header, changes: Sequence[TensorChange], said: Mappin
     told["size"] = path.stat().st_size
     told["spans"] = [(start, len(old), _short_hash(new)) for start, old, new in spans]
     head = json.dumps(told).encode()
-    if not files.keep_bytes(kept, struct.pack("<Q", len(head)) + head + b"".join(old for _, old, _ in spans)):
+    data = struct.pack("<Q", len(head)) + head + b"".join(old for _, old, _ in spans)
+    if not files.keep_bytes(kept, data, _mode(path)):
         raise StoreError(f"{kept} cannot be written, and without it nothing is changed in place; give --out.")
     _put(path, [(start, new) for start, _, new in spans])
     return kept
@@ -159,6 +165,11 @@ def undo(path: Path) -> str:
     kept = backup_of(path)
     if not kept.exists():
         raise StoreError(f"{kept} is not there: {path.name} was not changed in place, or the backup was moved.")
+    with _alone(kept):
+        return _restore(path, kept)
+
+
+def _restore(path: Path, kept: Path) -> str:
     if (found := _read_undo(kept)) is None:
         raise StoreError(f"{kept} is damaged: {path.name} cannot be restored from it; nothing was changed.")
     told, old = found
@@ -172,6 +183,22 @@ def undo(path: Path) -> str:
     identity.remember(path, digest)
     kept.unlink()
     return digest
+
+
+@contextmanager
+def _alone(kept: Path) -> Iterator[None]:
+    """Nobody else changes the file of this backup meanwhile."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(files.alone(kept))
+        except OSError as error:
+            raise StoreError(f"{kept.parent} cannot be written: {error.strerror}.") from None
+        yield
+
+
+def _mode(path: Path) -> int:
+    """Who may read what is made of a file: whoever may read the file itself."""
+    return path.stat().st_mode & 0o777
 
 
 def _read_undo(kept: Path) -> tuple[dict[str, Any], list[tuple[int, bytes]]] | None:

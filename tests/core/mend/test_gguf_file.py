@@ -5,8 +5,10 @@ import json
 import os
 import re
 import struct
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError, Thread
 from typing import Any
 
 import gguf
@@ -136,6 +138,45 @@ def test_biases_alone_change_no_other_byte_and_the_file_stays_as_long(tmp_path: 
     assert not kept.exists()
     with pytest.raises(StoreError, match="not changed in place"):
         gguf_file.undo(file)
+
+
+@pytest.mark.slow
+def test_what_is_made_of_a_private_file_is_private(tmp_path: Path) -> None:
+    file, _ = made(tmp_path)
+    file.chmod(0o600)
+    header, _, tensors = changed(file)
+    gguf_file.write_copy(header, tensors, tmp_path / "out.gguf", SAID)
+    kept = gguf_file.write_in_place(header, tensors, SAID)
+    assert [place.stat().st_mode & 0o777 for place in (tmp_path / "out.gguf", kept, file)] == [0o600] * 3
+
+
+@pytest.mark.slow
+def test_two_at_once_in_place_leave_one_mended_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, _ = made(tmp_path)
+    header, _, tensors = changed(file)
+    before, both, said = file.read_bytes(), Barrier(2), []
+    keep = files.keep_bytes
+
+    def slow(*given: Any) -> bool:
+        with suppress(BrokenBarrierError):
+            both.wait(1)  # until the other one is here too, which it must not be
+        return keep(*given)
+
+    def work() -> None:
+        try:
+            gguf_file.write_in_place(header, tensors, SAID)
+        except StoreError as error:
+            said.append(str(error))
+
+    monkeypatch.setattr(gguf_file.files, "keep_bytes", slow)
+    threads = [Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(said) == 1 and "changed in place before" in said[0]
+    gguf_file.undo(file)
+    assert file.read_bytes() == before
 
 
 @pytest.mark.slow
