@@ -311,6 +311,23 @@ def test_what_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.F16, Kind.F32], ids=lambda kind: kind.name)
+def test_rows_without_numbers_are_refused_wherever_they_stand(tmp_path: Path, kind: Kind) -> None:
+    file, _ = made(tmp_path, kind=kind)
+    header = read_header(file)
+    [entry] = [entry for entry in header.entries if entry.name == "blk.0.attn_k.weight"]
+    data = bytearray(file.read_bytes())
+    row = entry.start + 3 * entry.size // 32
+    data[row : row + 4] = np.array([np.nan], np.float32).tobytes() if kind == Kind.F32 else b"\x00\x7e\x00\x7e"
+    file.write_bytes(data)
+    factors = np.ones(32, np.float32)
+    factors[2:5] = 0.5
+    with pytest.raises(ModelError, match="'blk.0.attn_k.weight' holds no numbers"):
+        changes_of(header, {"model.layers.0.self_attn.k_proj.weight": factors})
+
+
+@pytest.mark.slow
 def test_a_tensor_whose_type_cannot_hold_its_scales_becomes_f16(tmp_path: Path) -> None:
     file, _ = made(tmp_path)
     header = read_header(file)
