@@ -17,6 +17,7 @@ _PLAIN = {
     "dict_type": "it must be an object",
     "string_type": "it must be text",
 }
+_LOOKED_AT = 1000  # complaints, of which one is told
 _Place = tuple[tuple[int | str, ...], list[type[BaseModel]]]
 _SHOULD = re.compile(r"^[A-Z][a-z]+ should")
 
@@ -74,11 +75,11 @@ def _such_as(examples: list[Any] | None) -> str:
 def _chosen(error: ValidationError, model: type[BaseModel]) -> tuple[dict[str, Any], _Place]:
     """The first complaint and its place. Of a field that takes several forms, the form that the data got farthest in:
     what is wrong inside it says more than that it is none of the others."""
-    details: list[Any] = list(error.errors())
-    every = [(each, _place(model, each)) for each in details]
-    first, (loc, _) = every[0]
+    details: list[Any] = error.errors(include_url=False)[:_LOOKED_AT]
+    first, (loc, models) = details[0], _place(model, details[0])
     if len(loc) == len(first["loc"]):
-        return every[0]
+        return first, (loc, models)
+    every = [(each, _place(model, each)) for each in details]
     rivals = [each for each in every if each[1][0][: len(loc)] == loc]
     found, (place, models) = max(rivals, key=lambda each: len(each[1][0]))
     if len(place) > len(loc):  # a form is named; which of them it was says nothing to people

@@ -73,6 +73,17 @@ def limits() -> Limits:
     return Limits(**found)
 
 
+def has_more(data: Any, most: int) -> bool:
+    """Whether plain data holds more values than that; no more are looked at."""
+    left, count = [data], 1
+    while left and count <= most:
+        value = left.pop()
+        held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        count += len(held)
+        left += held if count <= most else ()
+    return count > most
+
+
 def _read(name: str, default: int | None, can_be_off: bool) -> int | None:
     text = os.environ.get(name, "").strip()
     if not text:

@@ -113,10 +113,10 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def keep_bytes(path: Path, data: bytes) -> bool:
+def keep_bytes(path: Path, data: bytes, mode: int = 0o644) -> bool:
     """Keep a by-product for later, with a checksum; False where it could not be written, which costs no result."""
     with suppress(OSError):
-        write(path, hashlib.sha256(data).digest() + data)
+        write(path, hashlib.sha256(data).digest() + data, mode)
         return True
     return False
 

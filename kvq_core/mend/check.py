@@ -41,9 +41,10 @@ class Measured:
 
     @property
     def gain(self) -> tuple[float, float] | None:
-        """The 95 % interval of the mean difference of both, prompts drawn; None where these are too few."""
+        """The 95 % interval of the mean difference of both, prompts drawn; None where these are too few, or a
+        value is no number."""
         difference = _means(self.before) - _means(self.after)
-        if len(difference) < FEWEST:
+        if len(difference) < FEWEST or not np.isfinite(difference).all():
             return None
         if not np.ptp(difference) > 0:
             return float(difference[0]), float(difference[0])

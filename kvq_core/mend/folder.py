@@ -1,10 +1,11 @@
-"""A mended folder of safetensors: files with changed tensors are written again, all others are hard links."""
+"""A mended folder of safetensors: files with changed tensors are written again, all other large ones are hard links."""
 
 import json
 import os
 import shutil
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,21 @@ from gguf import GGMLQuantizationType as Kind
 from kvq_core.errors import ModelError, StoreError
 from kvq_core.machine import files
 from kvq_core.mend.blocks import floats_as, numbers
+from kvq_core.models.gguf.header import mended_for
 
 SAID = "kvq-mend.json"  # beside the weights: what was done
+_LARGE = 1_000_000  # bytes from which a file is linked: smaller ones are copied, for people edit them in place
 _KINDS = {"F32": Kind.F32, "F16": Kind.F16, "BF16": Kind.BF16}
 
 
 def check_plain(folder: Path) -> None:
     """Raises ModelError for a folder that is mended already."""
     if (folder / SAID).exists():
-        said = json.loads((folder / SAID).read_text())
-        raise ModelError(f"{folder} is mended already, for {said['format']} and a context of {said['context']:,}.")
+        said: Any = None
+        with suppress(OSError, ValueError, RecursionError):  # whatever it holds, it says that the folder is mended
+            said = json.loads((folder / SAID).read_text())
+        form, context = mended_for(said if isinstance(said, dict) else {})
+        raise ModelError(f"{folder} is mended already, for {form} and a context of {context}.")
 
 
 def check_target(out: Path) -> None:
@@ -46,6 +52,7 @@ def write_copy(
     own = {name: _own_name(name, shards) for name in factors}
     try:
         with files.folder_aside(out.parent, out.name) as new:
+            shutil.copymode(folder, new)
             for file in sorted(file for file in folder.iterdir() if file.is_file()):
                 changed = {own[name][1]: name for name in factors if own[name][0] == file}
                 if not changed:
@@ -54,6 +61,7 @@ def write_copy(
                 shutil.copyfile(file, new / file.name)
                 for there, name in changed.items():
                     _change(new / file.name, shards[file][there], factors[name], offsets.get(name, 0.0))
+                shutil.copymode(file, new / file.name)
             (new / SAID).write_text(json.dumps(dict(said), indent=1))
             files.sync_folder(new)
             new.rename(out)
@@ -101,7 +109,8 @@ def _change(file: Path, at: tuple[str, int, int], factors: np.ndarray, offset: f
 
 
 def _link(file: Path, new: Path) -> None:
-    try:
-        os.link(file.resolve(), new)
-    except OSError:  # another disk, or one without links
-        shutil.copyfile(file, new)
+    if file.stat().st_size >= _LARGE:
+        with suppress(OSError):  # another disk, or one without links
+            os.link(file.resolve(), new)
+            return
+    shutil.copy(file, new)

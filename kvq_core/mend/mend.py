@@ -146,13 +146,13 @@ def mend(request: MendRequest, tell: Tell) -> Mended:
 def why_not(request: MendRequest, edit: Edit, short: Measured, long: Measured) -> str | None:
     """Why what the check found is no reason to write a file; None where it is one."""
     gain = short.gain
-    if gain is None or gain[0] <= 0:
+    if gain is None or not gain[0] > 0:  # all comparisons so that what is no number writes no file
         told = "" if gain is None else f" ({gain[0]:.2g} to {gain[1]:.2g})"
         return f"the interval of what is gained on unseen prompts holds 0{told}"
-    if long.after[0].mean >= long.before[0].mean:
+    if not long.after[0].mean < long.before[0].mean:
         return f"nothing is gained at {request.context:,} tokens"
-    full = max(short.full_precision, long.full_precision)
-    if edit.drops and full >= request.allow:
+    full = float(np.maximum(short.full_precision, long.full_precision))  # of which one may be no number
+    if edit.drops and not full < request.allow:
         told = f"{full:.2g} nats, and {request.allow:.2g} are allowed"
         return f"in full precision it changes the model by {told}; give a shorter --context"
     return None
@@ -169,7 +169,9 @@ def _check(request: MendRequest, header: Header | None) -> None:
     gguf_file.check_plain(header)
     if request.out is not None:
         gguf_file.check_target(request.out, header.path.stat().st_size)
-    elif (kept := gguf_file.backup_of(header.path)).exists():
+        return
+    gguf_file.check_own(header.path)
+    if (kept := gguf_file.backup_of(header.path)).exists():
         raise SpecError(f"{kept} exists: run mend --undo {header.path} first.")
 
 

@@ -60,26 +60,24 @@ def in_file_order(family: Family, name: str, factor: np.ndarray, config: object)
 
 
 def _change(path: Path, entry: TensorEntry, factors: np.ndarray) -> TensorChange:
-    rows = len(factors)
-    raw = np.fromfile(path, np.uint8, entry.size, offset=entry.start).reshape(rows, -1)
-    new, kind = raw.copy(), entry.kind
-    for some in _parts(np.flatnonzero(factors != 1)):
+    raw = np.fromfile(path, np.uint8, entry.size, offset=entry.start).reshape(len(factors), -1)
+    new, kind, changed = raw.copy(), entry.kind, _parts(np.flatnonzero(factors != 1))
+    for some in changed:
         new[some] = scaled(raw[some], kind, factors[some])
-        if (
-            kind not in (Kind.F32, Kind.F16, Kind.BF16)
-            and errors(raw[some], new[some], kind, factors[some]).max() > MOST_ERROR
-        ):
-            return TensorChange(entry, _as_halves(raw, kind, factors), Kind.F16)
-    if kind != Kind.F32 and not np.isfinite(numbers(new[:1], kind)).all():
+        plain = kind in (Kind.F32, Kind.F16, Kind.BF16)
+        if not plain and not errors(raw[some], new[some], kind, factors[some]).max() <= MOST_ERROR:
+            new, kind = _as_halves(raw, kind, factors), Kind.F16
+            break
+    if not all(np.isfinite(numbers(new[some], kind)).all() for some in changed):
         raise ModelError(f"{path.name} cannot be mended: {excerpt(entry.name)} holds no numbers.")
     return TensorChange(entry, new.tobytes(), kind)
 
 
-def _as_halves(raw: np.ndarray, kind: Kind, factors: np.ndarray) -> bytes:
+def _as_halves(raw: np.ndarray, kind: Kind, factors: np.ndarray) -> np.ndarray:
     every = (
         floats_as(numbers(raw[some], kind) * factors[some, None], Kind.F16) for some in _parts(np.arange(len(raw)))
     )
-    return np.concatenate(list(every)).tobytes()
+    return np.concatenate(list(every))
 
 
 def _parts(rows: np.ndarray) -> list[np.ndarray]:

@@ -36,21 +36,24 @@ def bundled_gguf() -> Path:
     return last(fetched())
 
 
+def place() -> Path:
+    """Where the model's file lies, or would: in the installed package, else in the downloads of KVQ_HOME."""
+    spec = importlib.util.find_spec(PACKAGE)
+    packaged = spec and spec.submodule_search_locations and Path(spec.submodule_search_locations[0]) / GGUF
+    return packaged if packaged and packaged.is_file() else settings().home / "downloads" / GGUF
+
+
 def fetched() -> FetchedFile:
     """The model's file: the installed package's, else the one in the downloads of KVQ_HOME, where it is put first.
 
     Raises ModelError for one that cannot be had, and for another file in its place.
     """
-    spec = importlib.util.find_spec(PACKAGE)
-    kept = settings().home / "downloads" / GGUF
-    packaged = Path(spec.submodule_search_locations[0]) / GGUF if spec and spec.submodule_search_locations else kept
-    file = packaged if packaged.is_file() else kept
-    if not file.is_file():
+    if not (file := place()).is_file():
         yield ConversionStep(0, SIZE, "downloading")
         try:
             with files.alone(settings().home / "hashes" / GGUF):
-                if not kept.is_file():
-                    _fetch(kept)
+                if not file.is_file():
+                    _fetch(file)
         except OSError as error:
             raise ModelError(f"KVQ_HOME = {settings().home} cannot be written: {error.strerror}.") from None
     if file.stat().st_size != SIZE or identity.sha256_of(file) != SHA256:

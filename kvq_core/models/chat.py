@@ -48,7 +48,7 @@ def render_each(
         return [SpecError(f"{model} has no chat template; set chat = false to send the prompt as it is.")] * len(
             prompts
         )
-    return run_template(lambda: [_rendered(tokenizer, model, *each) for each in prompts], model)
+    return run_template(lambda: [_rendered(tokenizer, model, *each) for each in prompts], model, len(prompts) // 8)
 
 
 def _rendered(tokenizer: Any, model: str, prompt: str, system: str | None) -> str | SpecError:

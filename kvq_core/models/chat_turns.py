@@ -31,7 +31,7 @@ def turn_ids(
         raise SpecError(f"{model} has no chat template; give prompt and chat = false instead of messages.")
     found: list[tuple[list[int], bool]] = []
     after: list[int] = []
-    told = run_template(lambda: turns(tokenizer, model, messages, tools), model)
+    told = run_template(lambda: turns(tokenizer, model, messages, tools), model, len(messages))
     for turn in told:
         ids, after = after + list(tokenizer(turn.text, add_special_tokens=False)["input_ids"]), []
         if turn.answered:
@@ -101,11 +101,14 @@ def _check_texts(
 ) -> None:
     """Templates leave out what they do not know, without a word. A text may stand in another message as well, so each
     is replaced by one that stands nowhere; and what somebody else says must not read as the user's."""
-    for number, message in enumerate(messages, 1):
+    marked = [{**each, "content": each["content"] and f"{MARK}{at}x"} for at, each in enumerate(told)]
+    every = ""
+    with suppress(SpecError):  # of one that takes no such text, each message is asked by itself
+        every = put(marked, True)
+    for number, (message, mark) in enumerate(zip(messages, marked, strict=True), 1):
         before, after = told[: number - 1], told[number:]
-        marked = {**told[number - 1], "content": MARK}
         if message.content.strip() not in whole or (
-            message.content and MARK not in put([*before, marked, *after], True)
+            mark["content"] not in every and mark["content"] not in put([*before, mark, *after], True)
         ):
             raise SpecError(f"The chat template of {model} leaves out or changes the text of message {number}.")
         if message.role in ("system", "developer", "tool") and message.content:

@@ -9,6 +9,7 @@ from kvq_core.models.gguf.published import SECOND_MODEL
 from kvq_core.spec import DEFAULT_MODEL
 
 SECONDS = 2.0
+MESSAGES = 8  # of a conversation that has so long; each is looked at by itself, so that more take longer
 MOST = 4_000_000  # characters, before they are tokenized
 ROOM = 512 * 1024**2  # bytes that a template may take beside what is in memory
 KNOWN = (DEFAULT_MODEL, SECOND_MODEL)  # known by their bytes, templates included
@@ -16,16 +17,17 @@ KNOWN = (DEFAULT_MODEL, SECOND_MODEL)  # known by their bytes, templates include
 T = TypeVar("T")
 
 
-def run_template(work: Callable[[], T], model: str) -> T:
+def run_template(work: Callable[[], T], model: str, messages: int = 1) -> T:
     """``work``, which has a model's chat template write text. Raises SpecError where that takes too much."""
     if model in KNOWN:
         return work()
+    seconds = SECONDS * max(1, messages / MESSAGES)
     try:
-        return apart(work, SECONDS, ROOM)
+        return apart(work, seconds, ROOM)
     except TimeoutError:
-        said = f"took more than {SECONDS:g} s"
+        said = f"took more than {seconds:g} s"
     except MemoryError:
-        said = f"took more than {ROOM / 1024**2:.0f} MiB of memory, or {SECONDS:g} s"
+        said = f"took more than {ROOM / 1024**2:.0f} MiB of memory, or {seconds:g} s"
     except OSError as error:
         said = f"could not be run apart: {error.strerror}"
     raise SpecError(f"The chat template of {model} {said}; set chat = false, or take another model.")

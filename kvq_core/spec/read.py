@@ -14,7 +14,7 @@ from kvq_core.errors import PATH, SpecError, abbreviate
 from kvq_core.methods import methods
 from kvq_core.spec.bundles import BUNDLES, bundle_lanes
 from kvq_core.spec.comparison import MAX_LANES, ComparisonSpec
-from kvq_core.spec.lane import Lane
+from kvq_core.spec.lane import MAX_RULES, Lane
 from kvq_core.spec.rule import Rule
 from kvq_core.spec.size import CacheAt
 
@@ -84,6 +84,9 @@ def _place(where: Where, rest: dict[str, Any]) -> CacheAt:
 def parse_lane(data: Any, name: str = "") -> Lane:
     """A lane from plain data. Raises SpecError with one line, which begins with the lane's ``name``."""
     rules = data.get("rules") if isinstance(data, dict) else None
+    if isinstance(rules, list | tuple) and len(rules) > MAX_RULES:
+        start = f"{name}: " if name else ""
+        raise SpecError(f"{start}{len(rules):,} rules were given; at most {MAX_RULES} are allowed.")
     for number, rule in enumerate(rules if isinstance(rules, list | tuple) else (), 1):
         parse_rule(rule, f"{name}, rule {number}" if name else f"rule {number}")
     return _parsed(Lane, data, name)

@@ -21,6 +21,7 @@ from ui.api.sessions import LONG_PACE_S, client_session, paced
 from ui.decide.quote import DecisionQuote, admit, quote_spec, quote_study
 from ui.decide.work import Decisions, DecisionWork, Stage, waits
 from ui.service.address import page_address
+from ui.service.admission import check_plain
 from ui.service.one_line import one_line
 from ui.service.services import visitor
 from ui.study.access import demand_open, key_for
@@ -197,6 +198,7 @@ def _quoted(question: Any, studies: Studies) -> DecisionQuote:
     """Raises KvqError for what cannot be asked, also for prompts of a file: the machine is the server's."""
     if not isinstance(question, dict):
         raise SpecError("question: it must be an object with a study, or a model and prompts.")
+    check_plain(question)
     told = dict(question)
     own = {name: told.pop(name, None) for name in _OWN}
     asked, layers = DecisionRequest.of(**told), own["layers"] is not False

@@ -18,7 +18,7 @@ from kvq_core.models import available_models, with_model
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.record.fields import Record
 from kvq_core.record.files import ARRAYS, Summary, record_json, serialize
-from kvq_core.spec import DEFAULT_MODEL, parse_lane, parse_placed
+from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec, parse_lane, parse_placed
 from kvq_core.store import sharing
 from ui.api.claims import claims_of
 from ui.api.decisions import decision_endpoints
@@ -40,7 +40,7 @@ from ui.api.stream import added_progress, run_progress
 from ui.api.studies import study_endpoints
 from ui.decide.work import Decisions
 from ui.service.address import link
-from ui.service.admission import checked_cache_at
+from ui.service.admission import check_plain, checked_cache_at
 from ui.service.one_line import one_line
 from ui.service.services import Services
 from ui.study.work import Studies
@@ -68,7 +68,7 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
                 system, continuation, temperature, seed and more; what is left out has its default.
         """
         with client_session(request, services.jobs.forget) as session:
-            asked = await asyncio.to_thread(parse_placed, spec, checked_cache_at)
+            asked = await asyncio.to_thread(_read, spec)
             async for update in paced(run_progress(services, asked, session, request), RUN_PACE_S):
                 yield update
 
@@ -84,6 +84,7 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
         """
         with client_session(request, services.jobs.forget) as session:
             parent = (await asyncio.to_thread(_opened, services, run, key))[0]
+            check_plain(lane)
             asked = await asyncio.to_thread(parse_lane, lane, "lane")
             async for update in paced(added_progress(services, parent, asked, session, request), RUN_PACE_S):
                 yield update
@@ -101,7 +102,7 @@ def _estimating(services: Services) -> tuple[Callable[..., Any], ...]:
             spec: The comparison, as for compare.
         """
         with one_line():
-            comparison = with_model(parse_placed(spec, checked_cache_at))
+            comparison = with_model(_read(spec))
             quote = services.admission.quote(comparison)
             found = quote.estimate
             lanes = [vars(lane) for lane in found.lanes]
@@ -118,6 +119,12 @@ def _estimating(services: Services) -> tuple[Callable[..., Any], ...]:
             )
 
     return (estimate,)
+
+
+def _read(data: Any) -> ComparisonSpec:
+    """Raises KvqError."""
+    check_plain(data)
+    return parse_placed(data, checked_cache_at)
 
 
 def _listing() -> tuple[Callable[..., Any], ...]:

@@ -15,6 +15,7 @@ from ui.api.refusals import demand, demand_prompts
 from ui.api.schemas import typed_dict
 from ui.api.sessions import LONG_PACE_S, client_session, paced
 from ui.service.address import page_address
+from ui.service.admission import check_plain
 from ui.service.line import LinePlace
 from ui.service.one_line import one_line
 from ui.service.services import visitor
@@ -156,6 +157,7 @@ def _sharing(studies: Studies) -> tuple[Callable[..., Any], ...]:
 
 def _read(data: Any) -> StudySpec:
     """Raises KvqError, also for prompts of a file: the machine is the server's."""
+    check_plain(data)
     spec = parse_study(data)
     demand_prompts(spec.prompts)
     return spec

@@ -5,6 +5,7 @@ they are read, piece by piece, anew for every visitor.
 """
 
 from functools import partial
+from posixpath import normpath
 
 import anyio
 from brotli import MODE_TEXT, Compressor, compress
@@ -36,7 +37,7 @@ class Compressed:
             await self.app(scope, receive, send)
         elif path in PAGES:
             await self.app(scope, receive, Streamed(send))
-        elif path.startswith(FILES) and path.endswith(ENDINGS):
+        elif path.startswith(FILES) and path.endswith(ENDINGS) and normpath(path) == path:  # one file has one name
             await self._file(path, scope, receive, send)
         else:
             await self.app(scope, receive, send)

@@ -32,13 +32,13 @@ class KnownHosts:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
+            if not _from_a_proxy(scope):
+                scope = {**scope, "headers": [held for held in scope["headers"] if held[0] not in FORWARDED]}
             if not all(_name(f"//{text.decode('latin1')}") for name, text in scope["headers"] if name in ADDRESSES):
                 await JSONResponse({"detail": "The request names no address that can be one."}, 400)(
                     scope, receive, send
                 )
                 return
-            if not _from_a_proxy(scope):
-                scope = {**scope, "headers": [held for held in scope["headers"] if held[0] not in FORWARDED]}
             if not self._public and (refusal := self._refusal(Headers(scope=scope))):
                 await JSONResponse({"detail": refusal}, 403)(scope, receive, send)
                 return
@@ -55,7 +55,12 @@ class KnownHosts:
             return None
         if (name := _name(origin)) and (name == self._address or (_is_local(name) and _is_local(_name(f"//{host}")))):
             return None
-        return f"A page of {origin[:80]!r} may not ask this instance."
+        if headers.get("sec-fetch-site") == "same-origin":  # a proxy wrote Host; a browser lets no page write this
+            return None
+        return (
+            f"A page of {origin[:80]!r} may not ask this instance. If it is this instance's own page, start it with "
+            "KVQ_ADDRESS set to the address of its page."
+        )
 
     def _is_own(self, name: str) -> bool:
         """An address is nobody's name: no DNS leads there."""

@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from kvq_core.errors import LimitError
-from kvq_core.limits import limits
+from kvq_core.limits import has_more, limits
 from kvq_core.machine.memory import room_for, shortage
 from kvq_core.pipeline.estimate import Estimate
 from kvq_core.pipeline.solved import cache_at
@@ -20,6 +21,7 @@ from ui.html.numbers import plural, seconds
 from ui.service.line import WaitingLine
 
 HOUR_S = 3600.0
+VALUES, VALUES_OF_A_PROMPT = 20_000, 500  # of plain data: the largest comparison's, and a long conversation's
 WORD = 4  # bytes of a suite's words, on average at least, with what is between them
 
 
@@ -144,9 +146,28 @@ def check_conversation(spec: ComparisonSpec) -> None:
         raise LimitError(f"The tools have {tools:,} characters as JSON; this instance takes {most.tools:,}.")
 
 
+def check_plain(data: Any) -> None:
+    """What a program sends, counted before anything is made of it. Raises LimitError."""
+    most = limits()
+    allowed = VALUES + VALUES_OF_A_PROMPT * (most.prompts or 0)
+    if most.prompts is not None and has_more(data, allowed):
+        raise LimitError(f"What was sent holds more than {allowed:,} values; this instance takes no more.")
+    told = data if isinstance(data, dict) else {}
+    if isinstance(lanes := told.get("lanes"), list):
+        _check_lanes(len(lanes))
+    prompts = told["prompts"] if isinstance(told.get("prompts"), dict) else {}
+    for held in (prompts.get(way) for way in ("rows", "texts")):
+        if isinstance(held, list):
+            check_study(len(held), len(held), 1)
+
+
 def check_lanes(spec: ComparisonSpec) -> None:
     """Raises LimitError."""
-    most, given = limits().lanes, len(spec.lanes)
+    _check_lanes(len(spec.lanes))
+
+
+def _check_lanes(given: int) -> None:
+    most = limits().lanes
     if most is not None and given > most:
         raise LimitError(f"{plural(given, 'lane')} were given; this instance takes {most}. Remove {given - most}.")
 

@@ -5,9 +5,10 @@ many ways on damaged files. Format: https://github.com/ggml-org/ggml/blob/master
 """
 
 import mmap
+import re
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -26,6 +27,7 @@ _TEXT = 16_000_000  # bytes of one
 _ENTRIES = 100_000  # keys, or tensors
 _DIMENSIONS = 8
 MENDED = "kvq.mend."  # what the names of keys begin with that say how a file was changed, see mend
+_FORMAT = re.compile(r"[\w./-]{1,40}")  # of a cache, as mended files tell it
 _FORMS = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -83,9 +85,10 @@ class Header:
     @property
     def mended(self) -> str | None:
         """What cache format and context the file was changed for; None of one that was not."""
-        form, context, size = (self.values.get(f"{MENDED}{name}") for name in ("format", "context", "changed_bytes"))
+        said = {key.removeprefix(MENDED): value for key, value in self.values.items() if key.startswith(MENDED)}
+        (form, context), size = mended_for(said), said.get("changed_bytes")
         told = f", {size:,} bytes changed" if isinstance(size, int) else ""
-        return f"mended for {form}, {context:,} tokens{told}" if isinstance(context, int) else None
+        return f"mended for {form}, {context} tokens{told}" if said else None
 
     @property
     def mix(self) -> str:
@@ -102,6 +105,13 @@ class Header:
         except ValueError:
             return told
         return f"{kind.removeprefix('ALL_')}: {told}"
+
+
+def mended_for(said: Mapping[str, Any]) -> tuple[str, str]:
+    """Cache format and context as a mended file tells them, to be shown: it may be anybody's, and tell anything."""
+    form, context = said.get("format"), said.get("context")
+    told = form if isinstance(form, str) and _FORMAT.fullmatch(form) else excerpt(form)
+    return told, f"{context:,}" if type(context) is int else excerpt(context)
 
 
 class _Damaged(Exception):

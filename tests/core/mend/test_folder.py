@@ -21,9 +21,15 @@ SAID = {"version": 1, "format": "q8_0/q8_0", "context": 1024}
 
 @pytest.mark.few(sample=1)
 @pytest.mark.parametrize("architecture", ["qwen2", "gemma3_text"])  # with biases; with norms that add one
-def test_a_mended_folder_computes_what_the_edited_model_does(tmp_path: Path, architecture: str) -> None:
+def test_a_mended_folder_computes_what_the_edited_model_does(
+    tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "_LARGE", 20_000)
     model = source(architecture)
     model.save_pretrained(tmp_path / "old", max_shard_size="50KB")
+    (tmp_path / "old").chmod(0o750)
+    for file in (tmp_path / "old").iterdir():
+        file.chmod(0o640)
     loaded = wrap(model, None, id="x")
     edit = Edit.none(loaded.shape.layers, loaded.shape.kv_heads, loaded.shape.head_dim)
     for layer, own in layers_of(loaded).items():
@@ -40,12 +46,24 @@ def test_a_mended_folder_computes_what_the_edited_model_does(tmp_path: Path, arc
     assert torch.allclose(logits(found, IDS), logits(loaded.model, IDS), rtol=1e-4, atol=1e-4)
     linked = [file.name for file in (tmp_path / "new").iterdir() if file.stat().st_nlink > 1]
     weights = [name for name in linked if name.endswith(".safetensors")]
-    assert "config.json" in linked and weights and len(weights) < len(list((tmp_path / "new").glob("*.safetensors")))
+    modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "new").iterdir()}
+    assert modes.pop(folder.SAID) and set(modes.values()) == {0o640}
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o750
+    assert (
+        "config.json" not in linked and weights and len(weights) < len(list((tmp_path / "new").glob("*.safetensors")))
+    )
     assert json.loads((tmp_path / "new" / folder.SAID).read_text()) == SAID
     with pytest.raises(ModelError, match="mended already, for q8_0/q8_0 and a context of 1,024"):
         folder.check_plain(tmp_path / "new")
     with pytest.raises(StoreError, match="exists"):
         folder.write_copy(tmp_path / "old", factors, offsets, tmp_path / "new", SAID)
+
+
+@pytest.mark.parametrize("told", ["", "[]", "{}", '{"format": [1], "context": "x"}', "[" * 100_000])
+def test_a_mended_folder_is_refused_whatever_it_says(tmp_path: Path, told: str) -> None:
+    (tmp_path / folder.SAID).write_text(told)
+    with pytest.raises(ModelError, match="mended already, for .* and a context of "):
+        folder.check_plain(tmp_path)
 
 
 def test_a_tensor_that_is_not_there_leaves_nothing(tmp_path: Path) -> None:

@@ -1,9 +1,14 @@
 """Mended GGUF files: what the edited model computes, all else as it was, and whole or not there whatever happens."""
 
 import hashlib
+import json
 import os
+import re
+import struct
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError, Thread
 from typing import Any
 
 import gguf
@@ -13,12 +18,13 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from kvq_core.errors import KvqError, ModelError, StoreError
+from kvq_core.machine import files
 from kvq_core.mend import gguf_file
 from kvq_core.mend.edit import Edit
 from kvq_core.mend.fold import apply_to, row_factors
 from kvq_core.mend.tensors import changes_of
 from kvq_core.models import load, wrap
-from kvq_core.models.gguf.header import read_header
+from kvq_core.models.gguf.header import Header, read_header
 from kvq_core.models.pairs import Pairs
 from tests.support.gguf_files import logits, source, write
 
@@ -97,6 +103,23 @@ def test_only_what_is_changed_changes(tmp_path: Path, kind: Kind) -> None:
         gguf_file.check_plain(new)
 
 
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"format": "q4_0/q4_0"}, "for q4_0/q4_0, nothing tokens"),
+        ({"context": 7}, "for nothing, 7 tokens"),
+        ({"biases": "{"}, "for nothing, nothing tokens"),
+        ({"format": "x\n" * 900, "context": "many", "kld": 3}, "for 'x.*, 'many' tokens"),
+    ],
+)
+def test_what_a_file_says_of_its_mending_may_be_anything(tmp_path: Path, told: dict, said: str) -> None:
+    header = Header(tmp_path / "m.gguf", {f"kvq.mend.{name}": value for name, value in told.items()}, ())
+    assert re.fullmatch(f"mended {said}", str(header.mended)) and len(str(header.mended)) < 200
+    assert gguf_file.said_by(header) == told
+    with pytest.raises(ModelError, match="is mended already"):
+        gguf_file.check_plain(header)
+
+
 @pytest.mark.slow
 def test_biases_alone_change_no_other_byte_and_the_file_stays_as_long(tmp_path: Path) -> None:
     file, _ = made(tmp_path)
@@ -115,6 +138,105 @@ def test_biases_alone_change_no_other_byte_and_the_file_stays_as_long(tmp_path: 
     assert not kept.exists()
     with pytest.raises(StoreError, match="not changed in place"):
         gguf_file.undo(file)
+
+
+@pytest.mark.slow
+def test_what_is_made_of_a_private_file_is_private(tmp_path: Path) -> None:
+    file, _ = made(tmp_path)
+    file.chmod(0o600)
+    header, _, tensors = changed(file)
+    gguf_file.write_copy(header, tensors, tmp_path / "out.gguf", SAID)
+    kept = gguf_file.write_in_place(header, tensors, SAID)
+    assert [place.stat().st_mode & 0o777 for place in (tmp_path / "out.gguf", kept, file)] == [0o600] * 3
+
+
+@pytest.mark.slow
+def test_two_at_once_in_place_leave_one_mended_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, _ = made(tmp_path)
+    header, _, tensors = changed(file)
+    before, both, said = file.read_bytes(), Barrier(2), []
+    keep = files.keep_bytes
+
+    def slow(*given: Any) -> bool:
+        with suppress(BrokenBarrierError):
+            both.wait(1)  # until the other one is here too, which it must not be
+        return keep(*given)
+
+    def work() -> None:
+        try:
+            gguf_file.write_in_place(header, tensors, SAID)
+        except StoreError as error:
+            said.append(str(error))
+
+    monkeypatch.setattr(gguf_file.files, "keep_bytes", slow)
+    threads = [Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(said) == 1 and "changed in place before" in said[0]
+    gguf_file.undo(file)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("older", [False, True])  # backups once told no size and no new bytes
+def test_a_file_in_the_place_of_the_mended_one_stays_as_it_is(tmp_path: Path, older: bool) -> None:
+    file, _ = made(tmp_path)
+    header, _, tensors = changed(file)
+    before = file.read_bytes()
+    kept = gguf_file.write_in_place(header, tensors, SAID)
+    if older:
+        told, old = gguf_file._read_undo(kept)
+        del told["size"]
+        head = json.dumps({**told, "spans": [span[:2] for span in told["spans"]]}).encode()
+        files.keep_bytes(kept, struct.pack("<Q", len(head)) + head + b"".join(data for _, data in old))
+        assert gguf_file.said_by(read_header(file)) == SAID
+    mended = file.read_bytes()
+    outside = header.entries[0].start + 2
+    for other in (mended[:outside] + b"other" + mended[outside + 5 :], mended + bytes(32), mended[:-4096]):
+        file.write_bytes(other)
+        with pytest.raises(StoreError, match="is another file.*Nothing was changed"):
+            gguf_file.undo(file)
+        assert file.read_bytes() == other and kept.exists()
+    file.write_bytes(mended + bytes(32))
+    assert older or gguf_file.said_by(read_header(file)) is None
+    inside = tensors[0].entry.start
+    file.write_bytes(mended[:inside] + b"other" + mended[inside + 5 :])
+    assert older or gguf_file.said_by(read_header(file)) is None
+    file.write_bytes(mended)
+    gguf_file.undo(file)
+    assert file.read_bytes() == before and not kept.exists()
+
+
+def test_a_file_that_others_read_is_not_changed_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, _ = made(tmp_path)
+    before = file.read_bytes()
+    cached = tmp_path / "models--a--b" / "blobs" / "0123"
+    cached.parent.mkdir(parents=True)
+    cached.write_bytes(before)
+    (tmp_path / "cached.gguf").symlink_to(cached)
+    (tmp_path / "twin.gguf").hardlink_to(file)
+    monkeypatch.setattr(gguf_file.bundled, "place", lambda: tmp_path / "bundled.gguf")
+    (tmp_path / "bundled.gguf").write_bytes(before)
+    for name, said in (("cached", "Hugging Face's cache"), ("twin", "under 2 names"), ("bundled", "the bundled model")):
+        with pytest.raises(StoreError, match=f"{said}.*give --out"):
+            gguf_file.write_in_place(read_header(tmp_path / f"{name}.gguf"), [], SAID)
+    assert not list(tmp_path.rglob("*.mend-undo"))
+
+
+@pytest.mark.slow
+def test_behind_a_link_the_file_itself_is_changed_and_its_backup_lies_beside_it(tmp_path: Path) -> None:
+    file, _ = made(tmp_path)
+    before = file.read_bytes()
+    link = tmp_path / "links" / "other.gguf"
+    link.parent.mkdir()
+    link.symlink_to(file)
+    _, _, tensors = changed(file)
+    assert gguf_file.write_in_place(read_header(link), tensors, SAID) == tmp_path / "m.gguf.mend-undo"
+    assert gguf_file.said_by(read_header(file)) == gguf_file.said_by(read_header(link)) == SAID
+    gguf_file.undo(link)
+    assert link.is_symlink() and file.read_bytes() == before
 
 
 def killed_at(count: int, work: Any, *names: str) -> bool:
@@ -186,6 +308,23 @@ def test_what_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(KvqError, match="make room"):
         gguf_file.write_copy(header, tensors, tmp_path / "out.gguf", SAID)
     assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.F16, Kind.F32], ids=lambda kind: kind.name)
+def test_rows_without_numbers_are_refused_wherever_they_stand(tmp_path: Path, kind: Kind) -> None:
+    file, _ = made(tmp_path, kind=kind)
+    header = read_header(file)
+    [entry] = [entry for entry in header.entries if entry.name == "blk.0.attn_k.weight"]
+    data = bytearray(file.read_bytes())
+    row = entry.start + 3 * entry.size // 32
+    data[row : row + 4] = np.array([np.nan], np.float32).tobytes() if kind == Kind.F32 else b"\x00\x7e\x00\x7e"
+    file.write_bytes(data)
+    factors = np.ones(32, np.float32)
+    factors[2:5] = 0.5
+    with pytest.raises(ModelError, match="'blk.0.attn_k.weight' holds no numbers"):
+        changes_of(header, {"model.layers.0.self_attn.k_proj.weight": factors})
 
 
 @pytest.mark.slow

@@ -101,6 +101,15 @@ def test_no_file_where_the_interval_of_the_gain_holds_0() -> None:
     assert good.kld["after_high"] < good.kld["before_low"]
 
 
+@pytest.mark.parametrize("where", ["before", "after", "full", "long.before", "long.after", "long.full"])
+def test_no_file_where_a_figure_is_no_number(where: str) -> None:
+    edit = Edit.none(1, 1, 4).with_keep(0, torch.zeros(4))
+    both = measured([0.4, 0.5, 0.3, 0.6, 0.5], [0.04, 0.05, 0.03, 0.06, 0.05], 1e-4), measured([0.4], [0.04], 1e-4)
+    of = both[where.startswith("long.")]
+    getattr(of, where.removeprefix("long."))[0] = Scored(torch.full((4,), torch.nan), torch.ones(4, dtype=torch.bool))
+    assert why_not(request(), edit, *both) is not None
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -10,10 +10,11 @@ from kvq_core.machine.apart import apart
 from kvq_core.machine.owner import owned
 from kvq_core.models import template
 from kvq_core.models.chat import render_each
-from kvq_core.models.chat_turns import turn_ids
+from kvq_core.models.chat_turns import turn_ids, turns
 from kvq_core.spec import DEFAULT_MODEL, Message
 
 WELL = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}m:{% endif %}"
+TALK = WELL.replace("m:{%", "assistant: {%")
 ENDLESS = (
     "{% macro again(n) %}{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}{% endmacro %}"
     "{{ again(1) }}{{ messages[0].content }}"
@@ -62,6 +63,42 @@ def test_a_template_that_takes_too_much_is_refused_in_a_line_for_prompts_and_con
     with pytest.raises(SpecError, match=said):
         turn_ids(tokenizer, "some/model", (), SAID, ())
     assert not tokenizer.read
+
+
+def test_a_long_conversation_is_given_more_time_and_a_short_one_is_not(monkeypatch):
+    given = []
+
+    def apart(work, seconds, room):
+        given.append(seconds)
+        return work()
+
+    monkeypatch.setattr(template, "apart", apart)
+    for count in (3, 83):
+        turn_ids(Tokenizer(TALK), "some/model", (), [SAID[at % 2] for at in range(count)], ())
+    render_each(Tokenizer(WELL), "some/model", [("Hi", None)] * 60, chat=True)
+    assert given == [0.5, 0.5 * 83 / 8, 0.5]
+
+
+def test_all_texts_of_a_conversation_are_looked_for_at_once():
+    """One that is not found is looked for by itself: another text in its neighbours must not lose it."""
+    tokenizer, asked = Tokenizer(TALK), []
+    write = tokenizer.apply_chat_template
+
+    def counted(messages, **more):
+        asked.append(messages)
+        if sum("mark" in message["content"] for message in messages) > 1:
+            raise ValueError("one at a time")
+        return write(messages, **more)
+
+    said = [SAID[at % 2] for at in range(40)]
+    whole = turns(tokenizer, DEFAULT_MODEL, said, ())
+    tokenizer.apply_chat_template = counted
+    assert turns(tokenizer, DEFAULT_MODEL, said, ()) == whole
+    by_one = len(asked)
+    asked.clear()
+    tokenizer.apply_chat_template = lambda messages, **more: asked.append(messages) or write(messages, **more)
+    assert turns(tokenizer, DEFAULT_MODEL, said, ()) == whole
+    assert len(asked) == by_one - 40 == 1 + 1 + 2 * 20
 
 
 @pytest.mark.parametrize("model", ["some/model", DEFAULT_MODEL])

@@ -192,3 +192,8 @@ def test_the_first_rule_that_fits_wins(rules):
         return
     found = {(layer, each.tensor): each.number for each in lane.plan(SHAPE) for layer in each.layers}
     assert found == expected and sum(len(each.layers) for each in lane.plan(SHAPE)) == len(expected)
+
+
+def test_more_rules_than_a_lane_takes_are_counted_before_any_is_read() -> None:
+    with pytest.raises(SpecError, match="^lane 1: 60,000 rules were given; at most 256 are allowed.$"):
+        parse_spec({"prompt": "x", "lanes": [{"rules": [{"method": "nonsense"}] * 60_000}]})

@@ -40,7 +40,7 @@ def served(tmp_path_factory, read):
         Route("/config", lambda request: JSONResponse({"small": 1})),
         Route("/other", lambda request: PlainTextResponse(PAGE)),
         Route(STREAM, lambda request: StreamingResponse(pieces(), media_type="text/event-stream")),
-        Route("/assets/{name}", file),
+        Route("/assets/{name:path}", file),
     ]
     return Compressed(Starlette(routes=routes))
 
@@ -92,6 +92,14 @@ def test_a_file_is_compressed_once_for_all(served, read):
     assert status == 200 and "javascript" in headers["content-type"] and headers["content-encoding"] == "br"
     assert brotli.decompress(b"".join(body)) == b"export const lanes = 8;\n" * 5000
     assert int(headers["content-length"]) == len(b"".join(body))
+
+
+@pytest.mark.parametrize("way", [".", "./.", "/", "x/.."])
+def test_a_file_is_kept_under_one_name_alone(served, way):
+    kept = dict(served.kept)
+    status, headers, body = ask(served, f"/assets/{way}/index-1a2b.js")
+    assert status == 200 and "content-encoding" not in headers and b"".join(body).startswith(b"export")
+    assert served.kept == kept
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,30 @@ def test_a_page_of_another_site_is_refused_in_a_line(monkeypatch, host, origin, 
     monkeypatch.setenv("KVQ_ADDRESS", "https://kvq.example")
     found, detail, _ = answer({"Host": host, "Origin": origin})
     assert found == status and (status == 200 or "may not ask this instance" in detail)
+    assert status == 200 or detail.endswith("start it with KVQ_ADDRESS set to the address of its page.")
+
+
+@pytest.mark.parametrize(
+    ("host", "site", "status"),
+    [
+        ("127.0.0.1:7860", "same-origin", 200),
+        ("127.0.0.1:7860", "same-site", 403),
+        ("127.0.0.1:7860", "cross-site", 403),
+        ("public.name", "same-origin", 403),  # what a browser says whose page was rebound
+    ],
+)
+def test_the_page_of_a_proxy_that_writes_another_host_is_its_own(host, site, status):
+    headers = {"Host": host, "Origin": "https://public.name", "Sec-Fetch-Site": site}
+    assert answer(headers)[0] == status
+
+
+@pytest.mark.parametrize("public", ["", "some/model"])
+@pytest.mark.parametrize("text", ["", "::1", "\x80"])
+def test_what_somebody_unknown_forwards_is_not_read(monkeypatch, public, text):
+    monkeypatch.setenv("KVQ_MODELS", public)
+    monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
+    status, _, given = answer({"Host": "localhost", "X-Forwarded-Host": text, "X-Gradio-Server": text})
+    assert status == 200 and given == {"host": "localhost"}
 
 
 def test_a_public_instance_answers_under_every_name_and_in_every_frame(monkeypatch):

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+import ui.api.decisions
+import ui.api.endpoints
+import ui.api.studies
 from kvq_core.errors import KvqError, LimitError, SpecError
 from kvq_core.limits import VARIABLES, Limits, limits
 from kvq_core.pipeline.estimate import Estimate, estimate
@@ -12,7 +15,7 @@ from kvq_core.presets import presets
 from kvq_core.spec import parse_placed, parse_spec
 from kvq_core.studies.sources import PromptSource
 from ui.form.setup_panel import possible
-from ui.service.admission import Admission, check_prompts, checked_cache_at
+from ui.service.admission import Admission, check_plain, check_prompts, checked_cache_at
 from ui.service.line import Cost, WaitingLine
 from ui.service.services import Services, visitor
 
@@ -32,6 +35,48 @@ def admission(monkeypatch, estimate=None, clock=None, **variables) -> Admission:
         monkeypatch.setenv(f"KVQ_{name.upper()}", str(value))
     line = WaitingLine()
     return Admission(line, estimate or estimated(), clock or (lambda: 0.0))
+
+
+RULES = [{"method": "kivi", "layers": [at]} for at in range(300)]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"prompts": {"rows": [{"prompt": "a"}] * 150_000}}, "more than 50,000 values"),
+        ({"prompts": {"suite": "needle", "lengths": [1] * 100_000}}, "more than 50,000 values"),
+        ({"prompt": "x", "lanes": [{"rules": [{"method": "kivi"}] * 60_000}]}, "more than 50,000 values"),
+        ([[[]] * 60_000], "more than 50,000 values"),
+        ({"prompts": {"rows": [{"prompt": "a"}] * 61}}, "61 prompts were given; this instance takes 60"),
+        ({"prompts": {"texts": ["a"] * 40_000}}, "40,000 prompts were given"),
+        ({"prompt": "x", "lanes": [{"rules": RULES[:200]}] * 17}, "17 lanes were given; this instance takes 16"),
+    ],
+)
+def test_what_a_program_sends_is_counted_before_anything_is_made_of_it(monkeypatch, data, said):
+    monkeypatch.setenv("KVQ_MODELS", "some/model")
+
+    def none_is_made(*given):
+        raise AssertionError("too late")
+
+    monkeypatch.setattr(ui.api.studies, "parse_study", none_is_made)
+    monkeypatch.setattr(ui.api.endpoints, "parse_placed", none_is_made)
+    reads = [ui.api.studies._read, ui.api.endpoints._read]
+    reads += [lambda data: ui.api.decisions._quoted(data, None)] if "prompts" in data else []
+    for read in reads:
+        with pytest.raises(LimitError, match=said):
+            read(data)
+
+
+def test_the_largest_that_a_public_instance_takes_is_not_too_many_values(monkeypatch):
+    """60 conversations of 64 messages, with a call in every other one, under 16 lanes of 30 rules."""
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": {"city": "Rome"}}}
+    talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}] * 32
+    lanes = [{"rules": RULES[:30], "label": str(at)} for at in range(16)]
+    data = {"prompts": {"rows": [{"messages": talk}] * 60}, "lanes": lanes}
+    monkeypatch.setenv("KVQ_MODELS", "some/model")
+    check_plain(data)
+    monkeypatch.setenv("KVQ_MODELS", "")
+    check_plain({"prompts": {"texts": ["a"] * 100_000}})
 
 
 def test_a_public_instance_has_limits_and_a_private_one_only_what_keeps_it_up(monkeypatch):
