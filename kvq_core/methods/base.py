@@ -154,6 +154,7 @@ class Method(BaseModel):
     not_folded: ClassVar[str | None] = None  # why a lane's fold cannot divide its keys by scales of RoPE pairs
     queries_to: ClassVar[str | None] = None  # in words, what query_rounding rounds queries to
     anywhere: ClassVar[bool] = False  # every engine has it, and it fits the home of whatever it stands beside
+    joint: ClassVar[bool] = False  # bytes of a layer's heads are not in proportion to their number
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -197,6 +198,22 @@ class Method(BaseModel):
 
         Raises MethodError when the prompt's tensors cannot be handled.
         """
+
+    def sized(self, prompt: Prompt) -> Fitted:
+        """Codecs that store as many bytes as those of ``fit`` do, for counts of bytes: where ``fit`` needs data learned
+        for a model, such data is left blank. Raises MethodError as ``fit`` does."""
+        return self.fit(prompt)
+
+    @property
+    def from_data(self) -> str | None:
+        """Which of its widths follow from the prompt's numbers, so that bytes are known for them alone; None where all
+        follow from its knobs and the model's shape."""
+        return None
+
+    @property
+    def learned(self) -> str | None:
+        """What data, learned for a model and stored with it, decoding reads; None where it reads none."""
+        return None
 
     @property
     def not_centred(self) -> str | None:

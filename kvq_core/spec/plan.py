@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import lcm
 
 from pydantic import ValidationError
 
@@ -21,7 +22,8 @@ class Assignment:
     """Layers of a model whose keys, or whose values, one rule of a lane stores; ``number``: the rule's, from 0.
 
     ``head`` and ``tail``: how many first and newest tokens other rules of the same layers hold, or this one; first ones
-    that a rule for all the others keeps in fp16 count where a tail or spans stand before it.
+    that a rule for all the others keeps in fp16 count where a tail or spans stand before it. ``group``: tokens that
+    leave the newest ones together, where a rule holds these apart.
     """
 
     number: int
@@ -30,6 +32,7 @@ class Assignment:
     layers: tuple[int, ...]
     head: int = 0
     tail: int = 0
+    group: int = 1
 
     @cached_property
     def method(self) -> Method:
@@ -73,27 +76,57 @@ class Assignment:
         """Whether it is of spans, which are kept beside what another rule stores of the same tokens."""
         return self.rule.tier[0] == "spans"
 
-    def packed(self, tokens: int) -> int:
-        """Tokens it holds encoded once ``tokens`` have entered."""
-        kind, count = self.rule.tier
-        if kind == "spans":
-            return count
-        if kind == "first":
-            return replace(self.window, recent=0).packed(min(tokens, self.head))
+    def _entered(self, tokens: int) -> tuple[Window, int]:
+        """The window that its tokens pass, and how many have entered it once ``tokens`` have entered the cache."""
         rest = max(0, tokens - self.head)
+        kind = self.rule.tier[0]
+        if kind == "first":
+            return replace(self.window, recent=0), min(tokens, self.head)
         if kind == "last":
-            return self.window.packed(min(rest, self.tail))
+            older = Window(recent=self.tail, step=self.group).packed(rest)
+            return replace(self.window, sink=0), rest - older
         if self.tail:
-            return Window(recent=self.tail, step=self.window.step).packed(rest)
-        return (replace(self.window, sink=0) if self.head else self.window).packed(rest)
+            return Window(recent=self.tail, step=self.group), rest
+        return (replace(self.window, sink=0) if self.head else self.window), rest
+
+    def packed(self, tokens: int) -> int:
+        """Tokens it holds encoded once a prompt of ``tokens`` has entered."""
+        if self.beside:
+            return self.rule.tier[1]
+        window, entered = self._entered(tokens)
+        return window.packed(entered)
 
     def packed_later(self, prompt: int, tokens: int) -> int:
         """Tokens it holds encoded once ``tokens`` have entered, those after the ``prompt`` one by one."""
-        window = self.window
+        if self.beside or self.window.prompt_only:
+            return self.packed(prompt)
+        window, entered = self._entered(tokens)
         if not window.whole_prompt:
-            return self.packed(prompt if window.prompt_only else tokens)
+            return window.packed(entered)
         first = self.packed(prompt)
-        return first + window.leaving(max(0, tokens - window.sink) - first)
+        return first + window.leaving(max(0, entered - window.sink) - first)
+
+    def blocks(self, prompt: int, tokens: int) -> Iterator[tuple[int, int, int, bool]]:
+        """What it encodes together: the position of the first token, tokens, how many such blocks there are, and
+        whether they came after the ``prompt``."""
+        if self.beside:
+            yield from ((start, end - start, 1, False) for start, end in self.rule.spans)
+            return
+        first, every = self.packed(prompt), self.packed_later(prompt, tokens)
+        window, entered = self._entered(prompt)
+        start, step = (0 if self.rule.tier[0] == "first" else self.head) + window.sink, window.step or 1
+        size = first
+        if self.window.rewritten:
+            size = first = every
+        elif self.rule.tier[0] == "last":  # the prompt's blocks, of a step each, leave before the later ones
+            size = step
+            first = max(0, first - (tokens - self._entered(tokens)[1] - prompt + entered))
+        if whole := first // (size or 1):
+            yield start, size, whole, False
+        if first > whole * size:
+            yield start, first - whole * size, 1, False
+        if every > first:
+            yield start + first, step, (every - first) // step, True
 
     def frozen(self, tokens: int) -> int:
         """About how many of a prompt's ``tokens`` no later step changes."""
@@ -133,8 +166,10 @@ class Stack:
                 raise SpecError(f"{self._named()}: fp16 there is {told} of {rule.method}, and {said}") from None
             made.append((number, stored))
         first = self._sinks(made) if head is None else head.tier[1]
+        ends = [r.windows()[TENSORS.index(self.tensor)].step or 1 for _, r in made if r.tier[0] in ("last", "all")]
+        newest = 0 if tail is None else tail.tier[1]
         for number, stored in made:
-            yield Assignment(number, stored, self.tensor, self.layers, first, 0 if tail is None else tail.tier[1])
+            yield Assignment(number, stored, self.tensor, self.layers, first, newest, lcm(*ends))
 
     def _sinks(self, made: list[tuple[int, Rule]]) -> int:
         """First tokens that are in fp16 apart from what rules encode beside them: those that the rule for all the

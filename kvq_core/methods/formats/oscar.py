@@ -158,6 +158,20 @@ class Oscar(Method):
         note = f"calibrated on {book.info.train_tokens} tokens of {book.info.source}{other}: {book.info.file_name}"
         return Fitted(key, value, (note,))
 
+    @property
+    def learned(self) -> str | None:
+        return None if self.calibration is None else "rotations"
+
+    def sized(self, prompt: Prompt) -> Fitted:
+        """Rotations that turn nothing where those of a model are read."""
+        if self.calibration is None:
+            return self.fit(prompt)
+        key, value = (
+            RotatedInt2(None, clip, self.lloyd_max, SCALES[self.scale_dtype], kept=torch.eye(x.shape[-1])[None])
+            for clip, x in ((self.clip_key, prompt.keys), (self.clip_value, prompt.values))
+        )
+        return Fitted(key, value)
+
     def _wanted(self, name: str) -> CodebookNeed:
         assert self.target != "hadamard"  # which takes no calibration
         return CodebookNeed("rotations", name, 2, target=self.target)
