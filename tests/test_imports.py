@@ -40,7 +40,7 @@ _TABLE = """
     capture: divergence engine errors machine methods models settings spec
     metrics: divergence engine methods record
     store: errors logs machine record settings
-    sizing: codecs errors frozen shape
+    sizing: codecs errors frozen methods shape spec
     pipeline: analysis capture codecs engine errors events frozen logs machine methods metrics models presets record
         settings spec store
     external: errors events machine methods models pipeline record spec

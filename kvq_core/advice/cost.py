@@ -13,7 +13,7 @@ from kvq_core.spec.plan import Assignment
 from kvq_core.spec.size import encoded_bits, saved_bytes
 
 
-class CacheBytes(NamedTuple):
+class TakenBytes(NamedTuple):
     nbytes: int
     reserved: bool  # whether it is what the engine sets aside
 
@@ -27,13 +27,13 @@ class LaneCost:
         self._stateful = any(layer.conv or layer.recurrent for layer in shape.kinds)
         self.plan: Sequence[Assignment] = lane.plan_of(range(len(shape.kinds)), windowed, self._stateful)
 
-    def of(self, context: int, batch: int) -> CacheBytes:
+    def of(self, context: int, batch: int) -> TakenBytes:
         """Bytes of ``batch`` sequences of ``context`` tokens."""
         if self.engine is not None and self._format is not None:
             cache = Cache.of(self._format, self.shape)
             if (found := cache.reserved(self.engine, context, batch)) is not None:
-                return CacheBytes(found, True)
-        return CacheBytes(batch * self._tensors(context), False)
+                return TakenBytes(found, True)
+        return TakenBytes(batch * self._tensors(context), False)
 
     def bits(self, context: int) -> float:
         """An element of keys and values."""

@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from kvq_core.errors import MethodError
-from kvq_core.methods import LayerKind, ModelShape
-from kvq_core.sizing.stored import Bytes, Encoded
+from kvq_core.methods import LayerKind, Method, ModelRef, ModelShape
+from kvq_core.sizing.engine_format import reserved_in
+from kvq_core.sizing.stored import Bytes, Encoded, learned_bytes
 from kvq_core.spec import TENSORS, Assignment, Lane
 
 FP16 = 2  # bytes
@@ -24,37 +25,56 @@ class NotKnown:
 class CacheBytes:
     """``tensors``: bytes of keys, values and states of all sequences, full-precision windows and what is stored once a
     layer among them; ``shared``: of what belongs to the model, such as codebooks, once whatever the sequences;
-    ``host_copy``: in the host's memory. ``from_data``: widths that follow from a prompt's numbers, here from random
-    ones; ``by_formula``: learned data whose bytes follow from knobs and shape."""
+    ``host_copy``: in the host's memory; ``reserved``: what the engine sets aside for the tensors, None where none is
+    named or it is not known how. ``from_data``: widths that follow from a prompt's numbers, here from random ones;
+    ``learned``: what belongs to the model, and whether it is its own or counted by formula."""
 
     tensors: int
     shared: int = 0
     host_copy: int = 0
+    reserved: int | None = None
     from_data: tuple[str, ...] = ()
-    by_formula: tuple[str, ...] = ()
+    learned: tuple[str, ...] = ()
+
+    @property
+    def taken(self) -> int:
+        """Of the device's memory: what the engine sets aside where that is known, else tensors, and what they share."""
+        return (self.tensors if self.reserved is None else self.reserved) + self.shared
 
 
-def cache_bytes(lane: Lane, shape: ModelShape, prompt: int, tokens: int, batch: int = 1) -> CacheBytes | NotKnown:
+def cache_bytes(
+    lane: Lane,
+    shape: ModelShape,
+    prompt: int,
+    tokens: int,
+    batch: int = 1,
+    engine: str | None = None,
+    model: ModelRef | None = None,
+) -> CacheBytes | NotKnown:
     """Of ``batch`` sequences of ``tokens`` tokens each, the first ``prompt`` of which entered together and the others
-    one by one. Layers with a window hold the tokens in it."""
+    one by one. Layers with a window hold the tokens in it. ``engine``: one of ``reserve.engines``; ``model``: whose
+    learned data is meant, where it is known."""
     plan = plan_on(lane, shape)
-    whole = sum(FP16 * kind.elements * kind.tokens(tokens) for kind in shape.kinds)
     states = shape.dtype_bytes * sum(kind.conv + kind.recurrent for kind in shape.kinds)
-    total = Bytes()
     try:
-        for part in plan:
-            for kind, count in Counter(shape.kinds[layer] for layer in part.layers).items():
-                total = _sum(total, part_bytes(part, kind, prompt, tokens), count)
+        total = plan_bytes(plan, shape, prompt, tokens)
+        reserved = None if engine is None else reserved_in(engine, lane.label, plan, shape, tokens, batch)
     except MethodError as error:
         return NotKnown(str(error))
-    methods = [part.method for part in plan]
+    methods = list(dict.fromkeys(part.method for part in plan))
     return CacheBytes(
-        batch * math.ceil(whole + states + total.block + total.once - 1e-6),
+        batch * (fp16_bytes(shape, tokens) + states + _whole(total.block + total.once)),
         shared=round(total.model),
-        host_copy=batch * math.ceil(total.host - 1e-6),
+        host_copy=batch * _whole(total.host),
+        reserved=reserved,
         from_data=tuple(dict.fromkeys(f"{m.name}: {m.from_data}" for m in methods if m.from_data)),
-        by_formula=tuple(dict.fromkeys(f"{m.name}: {m.learned}" for m in methods if m.learned)),
+        learned=tuple(dict.fromkeys(_learned(m, model) for m in methods if m.learned)),
     )
+
+
+def fp16_bytes(shape: ModelShape, tokens: int) -> int:
+    """Of keys and values in fp16 of what each layer keeps of a context, states left out."""
+    return sum(FP16 * kind.elements * kind.tokens(tokens) for kind in shape.kinds)
 
 
 def plan_on(lane: Lane, shape: ModelShape) -> tuple[Assignment, ...]:
@@ -63,30 +83,56 @@ def plan_on(lane: Lane, shape: ModelShape) -> tuple[Assignment, ...]:
     return lane.plan_of(held, shape.windowed, shape.stateful)
 
 
+def plan_bytes(plan: tuple[Assignment, ...], shape: ModelShape, prompt: int, tokens: int) -> Bytes:
+    """What all layers take more than in fp16. Raises MethodError where a method cannot store a layer's heads."""
+    total = Bytes()
+    for part in plan:
+        for kind, count in Counter(shape.kinds[layer] for layer in part.layers).items():
+            own = part_bytes(part, kind, prompt, tokens)
+            total = Bytes(*(a + count * b for a, b in zip(total, own, strict=True)))
+    return total
+
+
 def part_bytes(part: Assignment, kind: LayerKind, prompt: int, tokens: int) -> Bytes:
     """What a layer of the kind takes more than in fp16, by one rule and tensor. Raises MethodError."""
     held, at = kind.tokens(tokens), TENSORS.index(part.tensor)
     dims = (kind.key_dim, kind.value_dim)
     if not dims[at]:
         return Bytes()
+    if reason := part.method.why_not(_of_one(kind, dims[at])):
+        raise MethodError(f"{part.method.name}: {reason}.")
     total, packed, streams = Bytes(), 0, 0
-    fitted = tokens if part.window.rewritten else prompt  # what is stored anew is as of a prompt of all of them
     for start, count, times, later in part.blocks(min(prompt, held), held):
         packed += count * times
         streams += not later and part.beside
         if part.method.quantizes:
-            own = Encoded(part.method, at, kind.kv_heads, dims, fitted, start, count, later).bytes()
-            total = Bytes(total.block + own.block * times, own.once, own.model, total.host + own.host * times)
+            own = Encoded(part.method, at, kind.kv_heads, dims, prompt, start, count, later).bytes()
+            total = Bytes(total.block + own.block * times, own.once, 0.0, total.host + own.host * times)
+    total = total._replace(model=float(learned_bytes(part.method, at, kind.kv_heads, dims)))
     if not packed:
-        at_rest = Encoded(part.method, at, kind.kv_heads, dims, prompt, 0, part.window.step or 1, True)
-        return Bytes(model=at_rest.bytes().model if part.method.learned else 0.0)
+        return total
     spared = FP16 * kind.kv_heads * dims[at] * packed
     if not part.method.quantizes:
         return Bytes(float(spared))
-    centre = part.rule.center_bytes(ModelShape(1, kind.kv_heads, kind.kv_heads, dims[0], 0)) if at == 0 else 0
-    once = (total.once + centre) * max(streams, 1)
+    once = (total.once + (_before_codec(part, kind) if at == 0 else 0)) * max(streams, 1)
     return total._replace(block=total.block - (0 if part.beside else spared), once=once)
 
 
-def _sum(total: Bytes, own: Bytes, count: int) -> Bytes:
-    return Bytes(*(a + count * b for a, b in zip(total, own, strict=True)))
+def _before_codec(part: Assignment, kind: LayerKind) -> int:
+    """Of what stands between a layer's keys and their codec: a constant, scales."""
+    return part.rule.transforms.stored_bytes(_of_one(kind, kind.key_dim))
+
+
+def _of_one(kind: LayerKind, dim: int) -> ModelShape:
+    """A layer of the kind by itself."""
+    return ModelShape(1, kind.kv_heads, kind.kv_heads, dim, 0)
+
+
+def _learned(method: Method, model: ModelRef | None) -> str:
+    own = model is not None and not method.lacks(model)
+    return f"{method.name}: {method.learned}, {'of the model' if own else 'by formula'}"
+
+
+def _whole(size: float) -> int:
+    """Bytes of a sum of fractions that is whole but for its rounding."""
+    return math.ceil(size - 1e-6)

@@ -12,6 +12,9 @@ from kvq_core.methods import Codec, Fitted, Method, ModelShape, Prompt
 
 MOST = 1024  # tokens that are encoded as they are
 GROUPS = 2  # query heads of a KV head
+LATER = 32  # blocks of later tokens over which bytes that follow from the numbers are taken on the mean
+LOOKS = 8  # newest queries that a codec which observes is shown
+LEARNED_FROM = 64  # tokens of the prompt that a method with learned data is fitted on
 
 
 class Bytes(NamedTuple):
@@ -31,7 +34,8 @@ class Bytes(NamedTuple):
 @dataclass(frozen=True)
 class Encoded:
     """``tokens`` of keys (``tensor`` 0) or of values (1) in one layer, encoded together from position ``start`` on by
-    a method that was fitted on a prompt; ``later``: they came after it."""
+    a method that was fitted on a prompt; ``later``: they came after it. What reaches beyond the prompt otherwise was
+    stored anew with it."""
 
     method: Method
     tensor: int
@@ -43,7 +47,7 @@ class Encoded:
     later: bool = False
 
     def bytes(self) -> Bytes:
-        """Raises MethodError as ``Method.sized`` does."""
+        """``model`` is left to ``learned_bytes``. Raises MethodError as ``Method.sized`` does."""
         few, many = (8, 16) if self.method.joint else (2, 4)
         if self.heads <= many:
             return self._of_heads(self.heads)
@@ -61,17 +65,24 @@ class Encoded:
         return float(self.method.fixed_bytes(shape)[self.tensor])
 
     def _of_heads(self, heads: int) -> Bytes:
-        prompt = min(self.prompt, MOST) if self.later else self.prompt
-        if max(prompt, self.start + self.tokens) <= MOST or self.later:
-            return _measured(self.method, self.tensor, heads, self.dims, prompt, self.start, self.tokens, self.later)
+        own = self.method, self.tensor, heads, self.dims
+        if self.later:
+            start = min(self.start, MOST)
+            starts = range(start, start + self.tokens * (LATER if self.method.from_data else 1), self.tokens)
+            found = [_measured(*own, min(self.prompt, MOST), at, self.tokens, True) for at in starts]
+            return Bytes(*(sum(each) / len(found) for each in zip(*found, strict=True)))
+        if max(self.prompt, self.start + self.tokens) <= MOST:
+            return _measured(*own, self.prompt, self.start, self.tokens, False)
         step = self.method.windows()[self.tensor].step or 1
-        base, rest = 1024 if self.method.from_data or self.method.joint else 256, self.prompt - self.tokens
+        base = 1024 if self.method.from_data or self.method.joint else 256
         few, many = (_up(count, step) for count in (base, 2 * base))
-        a, b = (
-            _measured(self.method, self.tensor, heads, self.dims, n + min(rest, MOST), min(self.start, MOST), n, False)
-            for n in (few, many)
-        )
+        a, b = (_measured(*own, self._prompt_of(n), min(self.start, MOST), n, False) for n in (few, many))
         return a.toward(b, (self.tokens - few) / (many - few))
+
+    def _prompt_of(self, tokens: int) -> int:
+        """The prompt where so many tokens stand for all: with as many beside them, or the share that came together."""
+        beside = self.prompt - self.tokens
+        return round(tokens * self.prompt / self.tokens) if beside < 0 else tokens + min(beside, MOST)
 
 
 def _up(count: int, step: int) -> int:
@@ -87,20 +98,45 @@ def _random(tokens: int, heads: int, dims: tuple[int, int]) -> tuple[Tensor, Ten
     return keys, values, queries
 
 
-@lru_cache(64)
-def _fitted(method: Method, heads: int, dims: tuple[int, int], tokens: int) -> Fitted:
+def _fit(method: Method, heads: int, dims: tuple[int, int], tokens: int) -> Fitted:
     keys, values, queries = _random(tokens, heads, dims)
     return method.sized(Prompt(keys, values, queries, rotated=keys))
+
+
+_fitted = lru_cache(64)(_fit)
 
 
 @lru_cache(16384)
 def _measured(
     method: Method, tensor: int, heads: int, dims: tuple[int, int], prompt: int, start: int, tokens: int, later: bool
 ) -> Bytes:
-    fitted = _fitted(method, heads, dims, max(prompt, 1))
+    codec = _codec(_fitted(method, heads, dims, max(prompt, 1)), tensor)
+    end = start + tokens
+    x = _random(max(prompt, end), heads, dims)[tensor][:, :, start:end]
+    apart = codec.observes and start < prompt < end and not later
+    first = prompt - start if apart else tokens
+    blocks = [codec.encode(x, start) if later else codec.encode_prompt(x[:, :, :first], start)]
+    if apart:
+        codec.extend(blocks, x[:, :, first:], prompt)
+    if codec.observes and (apart or later):
+        keys, _, queries = _random(end, heads, dims)
+        asked = queries[:, :, -LOOKS:]
+        scores = asked @ keys.repeat_interleave(GROUPS, 1).mT / dims[0] ** 0.5
+        codec.observe(blocks, asked, scores.softmax(-1), start)
+    once = sum(each.nbytes for each in codec.shared.values())
+    return Bytes(sum(sum(b.nbytes.values()) for b in blocks), once, host=float(sum(b.host_bytes for b in blocks)))
+
+
+@lru_cache(1024)
+def learned_bytes(method: Method, tensor: int, heads: int, dims: tuple[int, int]) -> int:
+    """Of what a layer reads that belongs to the model, such as codebooks: all heads at once, as it may grow with their
+    square."""
+    if method.learned is None:
+        return 0
+    return _codec(_fit(method, heads, dims, LEARNED_FROM), tensor).model_bytes
+
+
+def _codec(fitted: Fitted, tensor: int) -> Codec:
     codec = fitted.value if tensor else fitted.key
     assert isinstance(codec, Codec), "tokens that leave a window need a codec"
-    x = _random(max(prompt, start + tokens), heads, dims)[tensor][:, :, start : start + tokens]
-    block = codec.encode(x, start) if later else codec.encode_prompt(x, start)
-    once = sum(each.nbytes for each in codec.shared.values())
-    return Bytes(sum(block.nbytes.values()), once, codec.model_bytes, block.host_bytes)
+    return codec
