@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvq_core.analysis.plans import lane_of, shape_of
 from kvq_core.codebooks.files import codebooks
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.prefill import LayerGroup
@@ -17,6 +18,7 @@ from kvq_core.models.rope import Rope
 from kvq_core.shape import LayerKind, ModelShape
 from kvq_core.sizing.count import CacheBytes, NotKnown, cache_bytes
 from kvq_core.spec import Lane, bundle_lanes
+from kvq_core.store.shipped import RUNS, find_run
 
 SHAPE = ModelShape(2, 4, 2, 64, 4096)
 LENGTHS = ((1, 1), (31, 31), (32, 33), (128, 160), (200, 200), (300, 344), (555, 555))  # of the prompt, of the end
@@ -207,3 +209,19 @@ def test_an_engine_reserves_whole_pages() -> None:
     assert found.taken == found.reserved > found.tensors
     some = cache_bytes(Lane(method="fp8", layers=(1, 2)), shape, 1001, 1001, engine="vLLM")
     assert isinstance(some, CacheBytes) and some.reserved is None and some.taken == some.tensors
+
+
+@pytest.mark.parametrize("run", [folder.name for folder in sorted(RUNS.iterdir())])
+def test_shipped_runs_stored_what_is_counted(run: str) -> None:
+    """Of real tensors; QAQ's widths follow from these."""
+    record, _ = find_run(run)
+    shape, prompt = shape_of(record), len(record.reference.prompt_token_ids)
+    for at, row in enumerate(record.lanes):
+        memory, lane = row.memory, lane_of(record, at)
+        if memory is None or lane is None:
+            continue
+        found = cache_bytes(lane, shape, prompt, memory.tokens)
+        assert isinstance(found, CacheBytes)
+        stored = memory.stored_bytes + memory.window_bytes + memory.state_bytes
+        assert (found.shared, found.host_copy) == (memory.shared_bytes, memory.host_bytes)
+        assert found.tensors == pytest.approx(stored, rel=0.05 if found.from_data else 0, abs=0), lane.label
