@@ -9,7 +9,7 @@ from kvq_core.errors import MethodError
 from kvq_core.methods import LayerKind, Method, ModelRef, ModelShape
 from kvq_core.sizing.engine_format import reserved_in
 from kvq_core.sizing.stored import Bytes, Encoded, learned_bytes
-from kvq_core.spec import TENSORS, Assignment, Lane
+from kvq_core.spec import TENSORS, Assignment, Lane, Tensor
 
 FP16 = 2  # bytes
 
@@ -91,6 +91,14 @@ def plan_bytes(plan: tuple[Assignment, ...], shape: ModelShape, prompt: int, tok
             own = part_bytes(part, kind, prompt, tokens)
             total = Bytes(*(a + count * b for a, b in zip(total, own, strict=True)))
     return total
+
+
+def tensor_bytes(lane: Lane, tensor: Tensor, kind: LayerKind, tokens: int) -> int:
+    """Of keys, or of values, of one layer by itself, of a prompt of ``tokens``. Raises MethodError."""
+    shape = ModelShape.of_layers((kind,), kind.kv_heads, 0)
+    plain = FP16 * kind.tokens(tokens) * kind.kv_heads * (kind.key_dim if tensor == "keys" else kind.value_dim)
+    own = plan_bytes(tuple(part for part in plan_on(lane, shape) if part.tensor == tensor), shape, tokens, tokens)
+    return plain + _whole(own.block + own.once)
 
 
 def part_bytes(part: Assignment, kind: LayerKind, prompt: int, tokens: int) -> Bytes:

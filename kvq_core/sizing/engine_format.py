@@ -5,11 +5,8 @@ from collections.abc import Sequence
 from kvq_core.methods import ModelShape, Window
 from kvq_core.sizing.fit import Cache
 from kvq_core.sizing.formats import FormatBits
-from kvq_core.sizing.stored import Encoded
+from kvq_core.sizing.stored import encoded_bits
 from kvq_core.spec import TENSORS, Assignment, Tensor
-
-MEASURED = 1024  # tokens of random tensors whose bits are taken
-HEADS = 2
 
 
 def reserved_in(
@@ -42,16 +39,9 @@ def _format(engine: str, name: str, plan: Sequence[Assignment], shape: ModelShap
 
 def _bits(parts: dict[Tensor, Assignment], dim: int) -> tuple[float, float]:
     """Of an encoded element of keys and of values."""
-    keys, values = (_element_bits(parts[t], at, dim) if t in parts else 16.0 for at, t in enumerate(TENSORS))
+    own = ((at, parts.get(tensor)) for at, tensor in enumerate(TENSORS))
+    keys, values = (16.0 if part is None else encoded_bits(part.method, at, dim, part.window) for at, part in own)
     return keys, values
-
-
-def _element_bits(part: Assignment, at: int, dim: int) -> float:
-    count = part.window.packed(MEASURED)
-    if not part.method.quantizes or not count:
-        return 16.0
-    own = Encoded(part.method, at, HEADS, (dim, dim), MEASURED, part.window.sink, count).bytes()
-    return 8 * own.block / (HEADS * dim * count)
 
 
 def _window(window: Window) -> tuple[int, int, int, bool]:

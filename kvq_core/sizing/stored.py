@@ -8,10 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvq_core.methods import Codec, Fitted, Method, ModelShape, Prompt
+from kvq_core.methods import Codec, Fitted, Method, ModelShape, Prompt, Window
 
 MOST = 1024  # tokens that are encoded as they are
 GROUPS = 2  # query heads of a KV head
+MEASURED, HEADS = 1024, 2  # tokens and heads whose bits an element are told
 LATER = 32  # blocks of later tokens over which bytes that follow from the numbers are taken on the mean
 LOOKS = 8  # newest queries that a codec which observes is shown
 LEARNED_FROM = 64  # tokens of the prompt that a method with learned data is fitted on
@@ -125,6 +126,17 @@ def _measured(
         codec.observe(blocks, asked, scores.softmax(-1), start)
     once = sum(each.nbytes for each in codec.shared.values())
     return Bytes(sum(sum(b.nbytes.values()) for b in blocks), once, host=float(sum(b.host_bytes for b in blocks)))
+
+
+def encoded_bits(method: Method, tensor: int, dim: int, window: Window | None = None) -> float:
+    """Of an element of keys (``tensor`` 0) or of values (1) outside the window, the method's own where none is given,
+    of MEASURED tokens in HEADS heads; 16 where nothing is quantized. Raises MethodError."""
+    window = window or method.windows()[tensor]
+    count = window.packed(MEASURED)
+    if not method.quantizes or not count:
+        return 16.0
+    own = Encoded(method, tensor, HEADS, (dim, dim), MEASURED, window.sink, count).bytes()
+    return 8 * own.block / (HEADS * dim * count)
 
 
 @lru_cache(1024)
