@@ -4,6 +4,7 @@ lane's ``rule``; ``read`` takes plain data and files, and refuses what is not po
 Imports methods, errors and complaints. Start at ``comparison``.
 """
 
+from kvq_core.spec.assignment import Assignment
 from kvq_core.spec.bundles import BUNDLES, bundle_lanes
 from kvq_core.spec.comparison import (
     DEFAULT_MODEL,
@@ -18,7 +19,7 @@ from kvq_core.spec.conversation import Message, Tool, tool_name
 from kvq_core.spec.functions import from_function
 from kvq_core.spec.lane import LANE_OPTIONS, Lane
 from kvq_core.spec.layers import layer_words
-from kvq_core.spec.plan import Assignment, rules_for
+from kvq_core.spec.plan import rules_for
 from kvq_core.spec.prefill import Chunks, in_words
 from kvq_core.spec.read import (
     bundle_of,

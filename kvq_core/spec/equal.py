@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from kvq_core.errors import KvqError
 from kvq_core.methods import ModelShape, make
 from kvq_core.methods.svdq.method import NAMED
+from kvq_core.spec.assignment import Assignment
 from kvq_core.spec.lane import Lane
-from kvq_core.spec.plan import Assignment
 from kvq_core.spec.size import CacheAt, planned_bits
 
 LaneData = dict[str, Any]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from kvq_core.errors import MethodError
 from kvq_core.methods import LayerKind, ModelShape
 from kvq_core.methods.sizes import KV_HEADS, sizes
+from kvq_core.spec.assignment import Assignment
 from kvq_core.spec.lane import Lane
-from kvq_core.spec.plan import Assignment
 from kvq_core.spec.rule import TENSORS, Tensor
 
 MEASURED = 1024  # tokens of the random tensors whose bits are taken, where no length is told
