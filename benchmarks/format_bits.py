@@ -13,9 +13,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from kvq_core.analysis.deploy import ENGINES
 from kvq_core.methods import Method, ModelShape, methods
+from kvq_core.presets import bundle_lanes
 from kvq_core.sizing.formats import FILE, HEAD_DIMS
 from kvq_core.sizing.stored import encoded_bits
-from kvq_core.spec import Lane, bundle_lanes
+from kvq_core.spec import Lane
 
 LAYERS = 32
 

@@ -77,6 +77,30 @@ def fp16_bytes(shape: ModelShape, tokens: int) -> int:
     return sum(FP16 * kind.elements * kind.tokens(tokens) for kind in shape.kinds)
 
 
+@dataclass(frozen=True)
+class CacheAt:
+    """A cache once ``tokens`` have entered, the first ``prompt`` of them together, on a model's shape."""
+
+    shape: ModelShape
+    prompt: int
+    tokens: int
+
+
+def bits_of(lane: Lane, at: CacheAt) -> float:
+    """An element of keys and values together, of the layers that the lane can quantize: full-precision windows, layers
+    that stay fp16 among them, and what is stored once a layer are counted. A run's ``memory`` counts the same in real
+    tensors. Raises MethodError."""
+    return planned_bits(plan_on(lane, at.shape), any(rule.sliding for rule in lane.every_rule), at)
+
+
+def planned_bits(plan: tuple[Assignment, ...], sliding: bool, at: CacheAt) -> float:
+    """``bits_of`` a lane whose plan is known; ``sliding``: whether it quantizes layers of windows, too."""
+    kinds = [at.shape.kinds[layer] for layer in (at.shape.keyed if sliding else at.shape.full)]
+    elements = sum(kind.tokens(at.tokens) * kind.kv_heads * (kind.key_dim + kind.value_dim) for kind in kinds)
+    more = plan_bytes(plan, at.shape, at.prompt, at.tokens)
+    return 8 * FP16 + 8 * (more.block + more.once) / elements if elements else 8.0 * FP16
+
+
 def plan_on(lane: Lane, shape: ModelShape) -> tuple[Assignment, ...]:
     """The lane's plan for a shape; layers that hold a latent in place of keys and values are quantized as full ones."""
     held = [layer for layer, kind in enumerate(shape.kinds) if kind.elements]

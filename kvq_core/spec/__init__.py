@@ -5,7 +5,6 @@ Imports methods, errors and complaints. Start at ``comparison``.
 """
 
 from kvq_core.spec.assignment import Assignment
-from kvq_core.spec.bundles import BUNDLES, bundle_lanes
 from kvq_core.spec.comparison import (
     DEFAULT_MODEL,
     MAX_LANES,
@@ -21,28 +20,16 @@ from kvq_core.spec.lane import LANE_OPTIONS, Lane
 from kvq_core.spec.layers import layer_words
 from kvq_core.spec.plan import rules_for
 from kvq_core.spec.prefill import Chunks, in_words
-from kvq_core.spec.read import (
-    bundle_of,
-    parse_lane,
-    parse_placed,
-    parse_rule,
-    parse_spec,
-    read_data,
-    read_spec,
-    with_bundle,
-)
+from kvq_core.spec.read import parse_lane, parse_rule, parse_spec, read_data
 from kvq_core.spec.rule import TENSORS, Rule, Tensor
-from kvq_core.spec.size import CacheAt
 from kvq_core.spec.transforms import Centering, Folding, Rotation, Transforms
 
 __all__ = [
-    "BUNDLES",
     "DEFAULT_MODEL",
     "LANE_OPTIONS",
     "MAX_LANES",
     "TENSORS",
     "Assignment",
-    "CacheAt",
     "Capture",
     "Centering",
     "Folding",
@@ -56,20 +43,15 @@ __all__ = [
     "Tensor",
     "Tool",
     "Transforms",
-    "bundle_lanes",
-    "bundle_of",
     "canonical_json",
     "from_function",
     "in_words",
     "layer_words",
     "parse_lane",
-    "parse_placed",
     "parse_rule",
     "parse_spec",
     "read_data",
-    "read_spec",
     "rules_for",
     "tool_name",
-    "with_bundle",
     "with_labels",
 ]

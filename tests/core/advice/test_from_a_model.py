@@ -23,13 +23,14 @@ from kvq_core.decision.engine_flags import lane_of_flags
 from kvq_core.decision.layer_plans import NOT_ALIKE
 from kvq_core.errors import SpecError, StoreError
 from kvq_core.models import load, outline
+from kvq_core.presets import bundle_lanes
+from kvq_core.presets.bundles import BUNDLES
 from kvq_core.shape import LayerKind, ModelShape
 from kvq_core.sizing.count import CacheBytes, cache_bytes
 from kvq_core.sizing.fit import MEMORIES, Cache
 from kvq_core.sizing.formats import formats
 from kvq_core.sizing.reserve import allowance
-from kvq_core.spec import Lane, bundle_lanes
-from kvq_core.spec.bundles import BUNDLES
+from kvq_core.spec import Lane
 from kvq_core.store.store import Store, open_store
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.spec import parse_study

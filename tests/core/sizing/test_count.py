@@ -15,11 +15,12 @@ from kvq_core.errors import MethodError, SpecError
 from kvq_core.methods import ModelRef, make, methods
 from kvq_core.metrics.stored_bytes import measure
 from kvq_core.models.rope import Rope
+from kvq_core.presets import bundle_lanes
 from kvq_core.shape import LayerKind, ModelShape
 from kvq_core.sizing.count import CacheBytes, NotKnown, cache_bytes
 from kvq_core.sizing.formats import formats
 from kvq_core.sizing.stored import encoded_bits
-from kvq_core.spec import Lane, bundle_lanes
+from kvq_core.spec import Lane
 from kvq_core.store.shipped import RUNS, find_run
 
 SHAPE = ModelShape(2, 4, 2, 64, 4096)
