@@ -9,11 +9,11 @@ from benchmarks.measured import figures, table
 from benchmarks.sources import source_of
 from kvq_core.methods import OFTEN, Method, ModelShape, methods
 from kvq_core.methods.deployments import READ_IN, Elsewhere
-from kvq_core.methods.sizes import sizes
+from kvq_core.sizing.stored import encoded_bits
 from kvq_core.spec import DEFAULT_MODEL
 
 HEADS = (64, 128)
-LAYERS, TOKENS = 32, 512
+LAYERS = 32
 COLUMNS = (
     "Name | What is stored | Bits K / V at head_dim 64 | 128 | KLD | Encoding | Kept in fp16 | Rotation | Query | "
     "Prompt | How | Source"
@@ -157,7 +157,7 @@ def _bits(method: Method, head_dim: int) -> str:
     run."""
     if reason := method.why_not(ModelShape(LAYERS, 4, 2, head_dim, 8192)):
         return reason
-    return " / ".join(f"{bits:.4g}" for bits in sizes(method, TOKENS, head_dim).encoded)
+    return " / ".join(f"{encoded_bits(method, tensor, head_dim):.4g}" for tensor in (0, 1))
 
 
 def _distances(name: str) -> str:

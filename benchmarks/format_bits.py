@@ -13,11 +13,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from kvq_core.analysis.deploy import ENGINES
 from kvq_core.methods import Method, ModelShape, methods
-from kvq_core.methods.sizes import sizes
+from kvq_core.presets import bundle_lanes
 from kvq_core.sizing.formats import FILE, HEAD_DIMS
-from kvq_core.spec import Lane, bundle_lanes
+from kvq_core.sizing.stored import encoded_bits
+from kvq_core.spec import Lane
 
-TOKENS, LAYERS = 512, 32
+LAYERS = 32
 
 
 def main() -> None:
@@ -71,7 +72,7 @@ def _bits(method: Method, head_dim: int) -> tuple[float, float] | None:
     """None where it cannot store heads of so many channels."""
     if method.why_not(ModelShape(LAYERS, 8, 8, head_dim, 8192)):
         return None
-    key, value = sizes(method, TOKENS, head_dim).encoded
+    key, value = (encoded_bits(method, tensor, head_dim) for tensor in (0, 1))
     return round(key * head_dim, 2) / head_dim, round(value * head_dim, 2) / head_dim
 
 

@@ -29,8 +29,8 @@ from kvq_core.models import LoadedModel, load
 from kvq_core.models.second import SECOND_MODEL
 from kvq_core.pipeline.assemble import assemble
 from kvq_core.pipeline.prompt import render
-from kvq_core.presets import presets
-from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec, bundle_lanes, parse_spec
+from kvq_core.presets import bundle_lanes, presets
+from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec, parse_spec
 
 TARGETS = {"forced": 1.9, "floors": 0.7, "16": 1.85, "64": 6.9, "raw": 1.1, "stored": 1.4, "full": 9, "deployed": 0.4}
 MOST = {"arrays_mb": 64, "memory": 1.2, "longest_gb": 10}

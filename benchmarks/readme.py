@@ -35,9 +35,9 @@ from benchmarks.measured import HERE, figures, table
 from benchmarks.papers import papers_part
 from kvq_core.analysis.verdict import EXPLAINED
 from kvq_core.pipeline.examples import example_ids, packaged_store
-from kvq_core.presets import presets
+from kvq_core.presets import BUNDLES, bundle_lanes, presets
 from kvq_core.record.fields import Record
-from kvq_core.spec import BUNDLES, Capture, ComparisonSpec, Lane, Rule, Stress, bundle_lanes
+from kvq_core.spec import Capture, ComparisonSpec, Lane, Rule, Stress
 from ui.panels.two_models import changed_bytes
 
 ROOT = HERE.parent

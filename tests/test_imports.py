@@ -31,7 +31,7 @@ _TABLE = """
     methods: codebooks codecs errors frozen kernels shape
     complaints: errors
     spec: complaints errors frozen methods
-    presets: errors frozen spec
+    presets: complaints errors frozen methods sizing spec
     links: errors spec
     analysis: errors methods record spec
     models: errors kernels machine methods settings shape sizing spec
@@ -40,9 +40,9 @@ _TABLE = """
     capture: divergence engine errors machine methods models settings spec
     metrics: divergence engine methods record
     store: errors logs machine record settings
-    sizing: codecs errors frozen shape
+    sizing: codecs errors frozen methods shape spec
     pipeline: analysis capture codecs engine errors events frozen logs machine methods metrics models presets record
-        settings spec store
+        settings sizing spec store
     external: errors events machine methods models pipeline record spec
     inspection: analysis capture engine errors frozen machine methods metrics models presets settings shape
         sizing spec
@@ -51,7 +51,8 @@ _TABLE = """
         settings spec training
     studies: analysis complaints errors events limits links logs machine models pipeline presets record spec store
     decision: analysis errors events machine methods models pipeline record settings sizing spec studies
-    advice: analysis complaints decision errors inspection methods models pipeline shape sizing spec store studies
+    advice: analysis complaints decision errors inspection methods models pipeline presets shape sizing spec store
+        studies
     lm_eval: engine errors models spec
     mend: codecs divergence errors external machine methods models presets spec studies
     cli: advice analysis claims codebooks decision errors events external inspection machine mend methods models
@@ -63,8 +64,8 @@ _TABLE = """
     ui.selection: record ui.figures ui.html
     ui.words: analysis record studies ui.figures ui.html ui.selection
     ui.export: analysis errors record spec store ui.figures ui.html ui.selection ui.service ui.words
-    ui.service: analysis errors events inspection limits links logs machine mend packed pipeline record settings spec
-        store studies training ui.html
+    ui.service: analysis errors events inspection limits links logs machine mend packed pipeline record settings sizing
+        spec store studies training ui.html
     ui.form: decision errors links methods models presets record settings spec training ui.html ui.service
     ui.server: errors events logs machine models packed pipeline settings spec store ui.export ui.service
     ui.views: analysis errors methods record spec ui.figures ui.form ui.html ui.selection ui.service ui.words
@@ -96,11 +97,11 @@ OPEN_TO_THE_PAGE = {
         "bounds cells estimate example executors intervals pairs prompts result rows sources spec stored_plan study "
         "task_suites tasks".split()
     ),
-    "sizing": {"fit", "reserve", "units"},
+    "sizing": {"count", "fit", "reserve", "units"},
     "training": {"offer"},
     "machine": {"files", "memory", "owner", "telling"},
 }
-LOOSE = {"kvq_core": 12, "ui": 6, "tests": 12}  # modules that may lie outside the rooms, and test files outside theirs
+LOOSE = {"kvq_core": 11, "ui": 6, "tests": 12}  # modules that may lie outside the rooms, and test files outside theirs
 SOURCES = sorted(
     [*CORE.rglob("*.py"), *(ROOT / "ui").rglob("*.py"), *(ROOT / "kernels").rglob("*.py"), ROOT / "app.py"]
 )

@@ -81,7 +81,7 @@ def advice_of(study: Study, ask: Ask) -> Advice:
         engine=ask.engine,
         version=READ_IN.get(ask.engine) if ask.engine else None,
         weights=study.weights,
-        plain_bytes=study.fp16.nbytes,
+        plain_bytes=round(study.fp16.size),
         plain_fits=study.fp16.fits,
     )
 
@@ -113,13 +113,13 @@ def _candidates(found: Evidence, options: Sequence[Option]) -> list[LaneCandidat
     holding = found.holding
     means = dict(zip(found.lanes, found.kld.mean(0).tolist(), strict=True))
     made = []
-    for option in sorted(options, key=lambda each: (each.nbytes, means.get(each.label, np.inf))):
+    for option in sorted(options, key=lambda each: (each.size, means.get(each.label, np.inf))):
         label, done = option.label, option.label in means
         interval = mean_interval(found.kld[:, found.at(label)]) if done else None
         beaten = any(
             other.label in means
-            and (other.nbytes, means[other.label]) != (option.nbytes, means.get(label))
-            and other.nbytes <= option.nbytes
+            and (other.size, means[other.label]) != (option.size, means.get(label))
+            and other.size <= option.size
             and means[other.label] <= means.get(label, np.inf)
             for other in options
         )
@@ -128,6 +128,9 @@ def _candidates(found: Evidence, options: Sequence[Option]) -> list[LaneCandidat
                 label=label,
                 bytes=option.nbytes,
                 reserved=option.reserved,
+                shared=option.shared,
+                host_copy=option.host_copy,
+                counted=option.counted,
                 kld_mean=interval and interval.value,
                 kld_low=interval and interval.low,
                 kld_high=interval and interval.high,
@@ -156,7 +159,7 @@ def _separates(study: Study, choice: AdvisedChoice, found: Evidence) -> str | No
     """Bytes of both, and how the study compares their losses; without a second lane, what comes nearest."""
     if choice.best is None:
         return None
-    sizes = {option.label: option.nbytes for option in study.options}
+    sizes = {option.label: option.size for option in study.options}
     if choice.second is None:
         return _nearest(study, choice.best, found)
     ratio = sizes[choice.second] / sizes[choice.best]
@@ -172,7 +175,7 @@ def _nearest(study: Study, best: str, found: Evidence) -> str:
         return "No other lane was run that could be had."
     mean = found.kld[:, found.at(least.label)].mean()
     why = _why_not(least, found, least.label in found.holding) or "it is no answer"
-    return f"No other lane will do. The nearest is {least.label}, {size_text(least.nbytes, 3)}, {mean:.2g} nats: {why}."
+    return f"No other lane will do. The nearest is {least.label}, {size_text(least.size, 3)}, {mean:.2g} nats: {why}."
 
 
 def _worst(table: "pd.DataFrame", label: str | None) -> list[Worst]:

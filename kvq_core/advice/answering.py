@@ -59,14 +59,14 @@ class StudyQuestion:
             model=self.name,
             table=rows if policy is None else policy.beside(rows),
             options=(),
-            fp16=FitPlace(self.shape, self.own, self.ask).option(FP16),
+            fp16=FitPlace(self.shape, self.own, self.ask, self.model.ref).option(FP16),
             weights=self.own,
             longest=longest,
             own_context=self.shape.context or None,
             warnings=tuple(self._warnings(tried.why if isinstance(tried, Without) else "")),
             pairs=[pair for pair in self.result.pairs if pair.model == title],
         )
-        places = [FitPlace(self.shape, each, self.ask) for each in self.files]
+        places = [FitPlace(self.shape, each, self.ask, self.model.ref) for each in self.files]
         lanes = self.result.plan.spec.comparison.lanes
         placed = in_place(study, lanes if policy is None else [*lanes, *policy.lanes], places, policy)
         return Decision(asked=self.asked, advice=placed.advice, grounds=self._grounds(study, lanes, placed, tried))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -15,21 +16,31 @@ SAME = 0.02  # lanes whose bytes differ by no more are alike in size; of these t
 
 @dataclass(frozen=True)
 class Option:
-    """A lane as it would be deployed. ``nbytes``: of its cache for all sequences; ``reserved``: whether these are what
-    the engine sets aside, else what the tensors take; ``fits``: None where no room was given, or the weights are not
-    known; ``flags``: the command of the engine named, of the first that has it where none is; ``refused``: why the
-    engine named cannot have it; ``unread``: that it read its prompts otherwise than its engine does, which leaves it
+    """A lane as it would be deployed. ``nbytes``: of its cache for all sequences, None where they are not known;
+    ``reserved``: whether these are what the engine sets aside, else what the tensors take; ``shared``: of codebooks and
+    the like, once beside them; ``host_copy``: in the host's memory; ``counted``: what of it follows from random numbers
+    or from a formula; ``fits``: None where no room was given, or the weights are not known; ``flags``: the command of
+    the engine named, of the first that has it where none is; ``refused``: why the engine named cannot have it, or that
+    its bytes are not known; ``unread``: that it read its prompts otherwise than its engine does, which leaves it
     without flags. ``policy``: whether layers differ in it."""
 
     label: str
     lane: dict[str, object]
-    nbytes: int
+    nbytes: int | None
     reserved: bool = False
+    shared: int = 0
+    host_copy: int = 0
+    counted: tuple[str, ...] = ()
     fits: bool | None = None
     flags: str | None = None
     refused: str | None = None
     unread: str | None = None
     policy: bool = False
+
+    @property
+    def size(self) -> float:
+        """Its bytes to compare by: one whose are not known is larger than all."""
+        return inf if self.nbytes is None else self.nbytes
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,7 @@ def choose(found: Evidence, options: Sequence[Option], pair: Callable[[str, str]
     by_label = {option.label: option for option in options}
     own = [by_label[lane] for lane in found.lanes]
     usable = np.array([o.fits is not False and o.refused is None and o.label not in found.failed for o in own])
-    sizes = np.array([float(option.nbytes) for option in own])
+    sizes = np.array([option.size for option in own])
     count = len(found.prompts)
     (best,) = _best(found, np.full((1, count), 1 / count), usable, sizes)
     others = usable.copy()

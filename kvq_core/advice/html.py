@@ -83,12 +83,12 @@ def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _figure(found: Advice) -> str:
     """Mean KLD with its interval against bytes, the front joined; nothing where no lane has a loss above 0."""
-    shown = [each for each in found.front if each.kld_mean]
+    shown = [each for each in found.front if each.kld_mean and each.bytes]
     if not shown:
         return ""
     scale = _Scale(shown)
-    front = sorted((each for each in shown if each.front), key=lambda each: each.bytes)
-    line = " ".join(f"{scale.x(each.bytes):.1f},{scale.y(each.kld_mean or 0):.1f}" for each in front)
+    front = sorted((each for each in shown if each.front), key=lambda each: each.bytes or 0)
+    line = " ".join(f"{scale.x(each.bytes or 0):.1f},{scale.y(each.kld_mean or 0):.1f}" for each in front)
     names = {each.label: at for at, each in enumerate(front)}
     marks = "".join(mark for each in shown for mark in scale.mark(each, each.label == found.label, names))
     joined = f'<polyline points="{line}" fill="none" stroke="#8a93a0" stroke-dasharray="4 3"/>'
@@ -101,7 +101,7 @@ class _Scale:
     """Bytes to the right, KLD up on a logarithmic axis."""
 
     def __init__(self, shown: Sequence[LaneCandidate]):
-        self.most = max(each.bytes for each in shown) * 1.05
+        self.most = max(each.bytes or 0 for each in shown) * 1.05
         lows = [each.kld_low or each.kld_mean or 0 for each in shown]
         highs = [each.kld_high or each.kld_mean or 0 for each in shown]
         self.low = floor(log10(min(low for low in lows if low > 0)))
@@ -129,7 +129,7 @@ class _Scale:
 
     def mark(self, each: LaneCandidate, chosen: bool, names: dict[str, int]) -> Iterator[str]:
         """Its point and interval, and its name where it is on the front: above and below in turn."""
-        x, y = self.x(each.bytes), self.y(each.kld_mean or 0)
+        x, y = self.x(each.bytes or 0), self.y(each.kld_mean or 0)
         color = "#0b62c4" if chosen else "#5b6470" if each.why_not is None else "#b4bac2"
         if each.kld_low is not None and each.kld_high is not None:
             ends = f'y1="{self.y(each.kld_low):.1f}" y2="{self.y(each.kld_high):.1f}"'

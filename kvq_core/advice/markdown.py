@@ -41,7 +41,12 @@ def cells(each: LaneCandidate) -> tuple[str, ...]:
     ends = "-" if each.kld_low is None else f"{each.kld_low:.3g} to {each.kld_high:.3g}"
     fits = {True: "yes", False: "no", None: "-"}[each.fits]
     front = " ★" if each.front else ""
-    return f"{each.label}{front}{marks}", size_text(each.bytes, 3), mean, ends, fits, each.why_not or ""
+    return f"{each.label}{front}{marks}", _taken(each), mean, ends, fits, each.why_not or ""
+
+
+def _taken(each: LaneCandidate) -> str:
+    beside = "".join(f" + {size_text(nbytes, 3)} {what}" for nbytes, what in each.beside)
+    return "-" if each.bytes is None else size_text(each.bytes, 3) + beside
 
 
 def question(found: Advice, model: str, study: str) -> str:

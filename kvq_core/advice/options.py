@@ -6,13 +6,13 @@ from pathlib import Path
 
 from kvq_core.advice.ask import Ask
 from kvq_core.advice.choice import Option
-from kvq_core.advice.cost import LaneCost
 from kvq_core.advice.report import WeightsFile
 from kvq_core.analysis.deploy import of_rules
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.lanes import rule_record
-from kvq_core.shape import ModelShape
+from kvq_core.shape import ModelRef, ModelShape
+from kvq_core.sizing.count import CacheBytes, NotKnown, cache_bytes, fp16_bytes
 from kvq_core.sizing.fit import LONGEST, MEMORIES
 from kvq_core.sizing.layers import shape_of
 from kvq_core.sizing.reserve import allowance, engines
@@ -20,56 +20,76 @@ from kvq_core.sizing.weights import weights_in_memory
 from kvq_core.spec import Lane
 
 FP16 = Lane(label="fp16", method="fp16")
+FP16_BITS = 16
 
 
 @dataclass(frozen=True)
 class FitPlace:
-    """Where lanes are to fit: a model's shape and weights, and what was asked."""
+    """Where lanes are to fit: a model's shape and weights, and what was asked; ``model``: whose learned data is meant,
+    None where that does not matter."""
 
     shape: ModelShape
     weights: WeightsFile
     ask: Ask
+    model: ModelRef | None = None
 
     def option(self, lane: Lane) -> Option:
-        cost = self._cost(lane)
-        taken = cost.of(self.ask.context, self.ask.batch)
-        option = Option(lane.label, lane_data(lane), *taken, fits=self._fits(taken.nbytes, cost))
+        found = self._held(lane, self.ask.context)
+        if isinstance(found, NotKnown):
+            return Option(lane.label, lane_data(lane), None, refused=f"its bytes are not known: {found.reason}")
+        option = Option(
+            lane.label,
+            lane_data(lane),
+            found.tensors if found.reserved is None else found.reserved,
+            reserved=found.reserved is not None,
+            shared=found.shared,
+            host_copy=found.host_copy,
+            counted=(*found.from_data, *found.learned),
+            fits=self._fits(found, self.ask.context),
+        )
         flags, refused = self._flags(lane)
         unread = _unread(lane, self.ask.context) if flags else None
         return replace(option, flags=None if unread else flags, refused=refused, unread=unread)
 
     def longest(self, lane: Lane) -> int:
         """The longest context, in tokens, at which a lane fits; 0 where none does."""
-        return self._longest(self._cost(lane), self.ask.context)
+        return self._longest(lane, self.ask.context)
 
     def contexts(self, lane: Lane) -> dict[int, int | None]:
         """The longest context that a lane fits with in each of MEMORIES, in GB, at most the model's own; None where the
         weights are not known."""
         if self.weights.bytes is None:
             return dict.fromkeys(MEMORIES)
-        cost, most = self._cost(lane), self.shape.context or LONGEST
+        most = self.shape.context or LONGEST
         given = {memory: replace(self.ask, memory=memory * 10**9, cache=None, bits=None) for memory in MEMORIES}
-        return {memory: replace(self, ask=ask)._longest(cost, most) for memory, ask in given.items()}
+        return {memory: replace(self, ask=ask)._longest(lane, most) for memory, ask in given.items()}
 
-    def _cost(self, lane: Lane) -> LaneCost:
-        return LaneCost(lane, self.shape, self.ask.engine if self.ask.engine in engines() else None)
+    def _held(self, lane: Lane, context: int) -> CacheBytes | NotKnown:
+        """By the sequences asked for, all tokens of which are prompts."""
+        engine = self.ask.engine if self.ask.engine in engines() else None
+        return cache_bytes(lane, self.shape, context, context, self.ask.batch, engine, self.model)
 
-    def _longest(self, cost: LaneCost, most: int) -> int:
+    def _longest(self, lane: Lane, most: int) -> int:
         low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self._fits(cost.of(middle, self.ask.batch).nbytes, cost)
+            held = self._held(lane, middle)
+            fits = isinstance(held, CacheBytes) and self._fits(held, middle)
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
-    def _fits(self, taken: int, cost: LaneCost) -> bool | None:
+    def _fits(self, held: CacheBytes, context: int) -> bool | None:
         ask = self.ask
         if ask.memory is not None:
-            held = self.weights.bytes
-            return None if held is None else held + taken <= allowance().left(ask.memory)
+            weights = self.weights.bytes
+            return None if weights is None else weights + held.taken <= allowance().left(ask.memory)
         if ask.cache is not None:
-            return taken <= ask.cache
-        return None if ask.bits is None else cost.bits(ask.context) <= ask.bits + 1e-9
+            return held.taken <= ask.cache
+        return None if ask.bits is None else self._bits(held, context) <= ask.bits + 1e-9
+
+    def _bits(self, held: CacheBytes, context: int) -> float:
+        """An element of keys and values, states counted."""
+        return FP16_BITS * held.tensors / (self.ask.batch * fp16_bytes(self.shape, context))
 
     def _flags(self, lane: Lane) -> tuple[str | None, str | None]:
         """The command of the engine named, or why it has none; of the first that has the lane where none is named."""

@@ -79,7 +79,7 @@ class LayerPolicy:
                     what=what,
                     label=option.label,
                     lane=dict(option.lane),
-                    bytes=option.nbytes,
+                    bytes=round(option.size),
                     predicted=self.predicted.get(option.label),
                     measured=float(losses[option.label]),
                 )
@@ -105,5 +105,5 @@ def _rival(own: Option, options: Sequence[Option], losses: "pd.Series") -> Optio
     """The uniform lane of no more bytes that loses least, of those that the engine can have; None where there is
     none."""
     usable = [o for o in options if o.refused is None and o.label != own.label]
-    others = [o for o in usable if o.nbytes <= own.nbytes and o.label in losses]
+    others = [o for o in usable if o.size <= own.size and o.label in losses]
     return min(others, key=lambda option: losses[option.label], default=None)

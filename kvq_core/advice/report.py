@@ -6,14 +6,18 @@ from kvq_core.spec.part import SpecPart
 
 
 class LaneCandidate(SpecPart):
-    """A lane of the study. ``bytes``: of its cache for what was asked, ``reserved`` where they are what the engine sets
-    aside; nats with their 95 % interval over prompts, None of fewer than 5; ``holds``: whether its figures are within
-    the tolerance; ``front``: no other lane takes no more bytes and loses no more; ``why_not``: why it cannot be the
-    answer, None where it can."""
+    """A lane of the study. ``bytes``: of its cache for what was asked, None where they are not known, ``reserved``
+    where they are what the engine sets aside; ``shared``: of codebooks and the like, once beside them; ``host_copy``:
+    in the host's memory; ``counted``: what of it follows from random numbers or from a formula; nats with their 95 %
+    interval over prompts, None of fewer than 5; ``holds``: whether its figures are within the tolerance; ``front``: no
+    other lane takes no more bytes and loses no more; ``why_not``: why it cannot be the answer, None where it can."""
 
     label: str
-    bytes: int
+    bytes: int | None
     reserved: bool
+    shared: int = 0
+    host_copy: int = 0
+    counted: tuple[str, ...] = ()
     kld_mean: float | None
     kld_low: float | None
     kld_high: float | None
@@ -23,6 +27,12 @@ class LaneCandidate(SpecPart):
     policy: bool
     flags: str | None
     why_not: str | None
+
+    @property
+    def beside(self) -> tuple[tuple[int, str], ...]:
+        """Bytes beside those of the cache, and what they are of."""
+        told = (self.shared, "of the model"), (self.host_copy, "in host memory")
+        return tuple(each for each in told if each[0])
 
 
 class Worst(SpecPart):

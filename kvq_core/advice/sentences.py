@@ -86,8 +86,8 @@ def _agree(choice: AdvisedChoice) -> str:
 
 
 def _cost(told: Findings, option: Option) -> str:
-    share = option.nbytes / told.fp16.nbytes
-    return f"{size_text(option.nbytes, 3)} for {told.sequences}, {share:.0%} of fp16"
+    share = option.size / told.fp16.size
+    return f"{size_text(option.size, 3)} for {told.sequences}, {share:.0%} of fp16"
 
 
 def _none(told: Findings) -> str:
@@ -103,7 +103,7 @@ def _none(told: Findings) -> str:
         return f"the weights alone take {taken}, and of {size_text(memory, 3)} weights and cache may have {left}"
     holding = [option for option in told.possible if _holds(told, option)]
     if holding:
-        least = min(holding, key=lambda option: option.nbytes)
+        least = min(holding, key=lambda option: option.size)
         return f"{least.label} is within {told.ask.tolerance.words}, but {_cost(told, least)}, does not fit"
     if failed := [option for option in told.possible if _holds(told, option, groups=False)]:
         return f"{failed[0].label} would be within {told.ask.tolerance.words}, but {told.found.failed[failed[0].label]}"
@@ -135,12 +135,12 @@ def reasons_of(told: Findings, kind: str) -> Iterator[str]:
         best = told.option(told.choice.best)
         beyond = _beyond(told, best) if kind == "unsure" else ""
         yield f"Over {count} prompts {_loss(told, best)} is within {told.ask.tolerance.in_words}{beyond}."
-        smaller = [option for option in told.possible if option.nbytes < best.nbytes]
+        smaller = [option for option in told.possible if option.size < best.size]
         lost = f"; of {len(smaller)} smaller lanes none will do" if smaller else ", and no lane takes less"
         room = f", where there are {told.room}" if told.room else ""
         yield f"It takes {_cost(told, best)}{room}{lost}."
     fits = {True: "fits as well", False: "does not fit", None: "was not held against a memory"}[told.fp16.fits]
-    yield f"The unquantized cache takes {size_text(told.fp16.nbytes, 3)} and {fits}."
+    yield f"The unquantized cache takes {size_text(told.fp16.size, 3)} and {fits}."
 
 
 def helps_of(told: Findings, kind: str, nearest_context: int | None) -> Iterator[str]:
@@ -166,7 +166,7 @@ def helps_of(told: Findings, kind: str, nearest_context: int | None) -> Iterator
     elif not holding:
         yield from _looser(told)
     if told.fp16.fits:
-        yield f"Leave the cache unquantized: {size_text(told.fp16.nbytes, 3)} fit."
+        yield f"Leave the cache unquantized: {size_text(told.fp16.size, 3)} fit."
 
 
 def _looser(told: Findings) -> Iterator[str]:

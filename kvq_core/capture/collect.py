@@ -30,7 +30,7 @@ from kvq_core.engine.prefill import LayerGroup, SharedPrefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.tap import StepScores
 from kvq_core.machine import threads
-from kvq_core.methods.base import query_gram, stack_queries
+from kvq_core.methods.prompt import query_gram, stack_queries
 from kvq_core.models import LoadedModel
 from kvq_core.models.rope import Rope
 from kvq_core.spec import ComparisonSpec

@@ -12,7 +12,7 @@ from kvq_core.capture.scores import Extent, ScoreTap
 from kvq_core.capture.spectra import query_directions
 from kvq_core.engine.key_log import Place
 from kvq_core.engine.tap import StepScores
-from kvq_core.methods.base import query_gram
+from kvq_core.methods.prompt import query_gram
 
 BLOCK_BYTES = 32_000_000  # of the scores of all rows that are computed at once
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.engine.prefill import SharedPrefill
-from kvq_core.methods.base import query_gram
+from kvq_core.methods.prompt import query_gram
 from kvq_core.models import LoadedModel
 from kvq_core.models.rope import Rope
 from kvq_core.models.scoring import Scoring, causal_attention

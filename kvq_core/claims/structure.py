@@ -16,7 +16,7 @@ from kvq_core.claims.sample import Sample
 from kvq_core.claims.texts import Text, token_ids
 from kvq_core.errors import MethodError
 from kvq_core.frozen import Frozen
-from kvq_core.methods.base import query_gram, stack_queries
+from kvq_core.methods.prompt import query_gram, stack_queries
 from kvq_core.training.collect import collect
 from kvq_core.training.em import EmSettings, train_stage
 from kvq_core.training.keys import Residual

@@ -8,7 +8,7 @@ from kvq_core.capture.spectra import deviations, query_directions
 from kvq_core.claims.measures import Context, Measure, Numbers
 from kvq_core.claims.sample import Sample
 from kvq_core.claims.texts import Text
-from kvq_core.methods.base import query_gram, stack_queries
+from kvq_core.methods.prompt import query_gram, stack_queries
 
 
 class OtherSubspaces(Measure):

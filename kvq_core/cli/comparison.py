@@ -19,8 +19,7 @@ def add_comparison(parser: argparse.ArgumentParser, preset: str) -> None:
 def comparison(arguments: argparse.Namespace) -> "ComparisonSpec":
     """The comparison that was asked for. Raises SpecError where there is none."""
     from kvq_core.pipeline.solved import cache_at
-    from kvq_core.presets import preset
-    from kvq_core.spec import read_spec, with_bundle
+    from kvq_core.presets import preset, read_spec, with_bundle
 
     spec = preset(arguments.preset).spec if arguments.preset is not None else read_spec(arguments.spec, cache_at)
     return spec if arguments.bundle is None else with_bundle(spec, arguments.bundle, cache_at)
@@ -30,7 +29,8 @@ def losses(arguments: argparse.Namespace) -> tuple[float, ...]:
     """The mean KLD within which each family's fewest bits are told: the usual ones, and that of a bundle equal-loss.
     Of a comparison that has been read."""
     from kvq_core.analysis.within import LOSSES
-    from kvq_core.spec import bundle_of, read_data
+    from kvq_core.presets import bundle_of
+    from kvq_core.spec import read_data
 
     bundle = None if arguments.bundle is None else bundle_of(arguments.bundle)
     if bundle is None and arguments.spec is not None:

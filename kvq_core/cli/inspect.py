@@ -156,5 +156,6 @@ def _formats(found: "Inspection") -> list[str]:
     rows = [("format", *(f"{tokens:,} tokens" for tokens in lengths), "at its defaults")]
     for each in found.formats:
         sizes = [f"{each.nbytes[tokens] / 1e6:,.1f} MB" if tokens in each.nbytes else "-" for tokens in lengths]
-        rows.append((each.method, *sizes, each.settings if each.why_not is None else f"not here: {each.why_not}"))
+        told = each.settings if each.why_not is None else f"not here: {each.why_not}"
+        rows.append((each.method, *sizes, "; ".join((told, *each.counted))))
     return columns(rows)

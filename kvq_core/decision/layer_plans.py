@@ -7,7 +7,7 @@ from typing import Any
 
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods import Method, ModelShape, make
-from kvq_core.methods.sizes import sizes
+from kvq_core.sizing.count import tensor_bytes
 from kvq_core.spec import TENSORS, Lane, Tensor
 
 FP16 = "fp16"
@@ -57,9 +57,8 @@ class Candidate:
         return self.method.why_not(shape)
 
     def layer_bytes(self, tensor: Tensor, shape: ModelShape) -> int:
-        """Of keys, or of values, of one layer and TOKENS tokens."""
-        bits = sizes(self.method, TOKENS, shape.head_dim).whole[TENSORS.index(tensor)]
-        return round(bits * shape.kv_heads * shape.head_dim * TOKENS / 8)
+        """Of keys, or of values, of one layer and TOKENS tokens. Raises MethodError."""
+        return tensor_bytes(Lane.model_validate(self.data), tensor, shape.kinds[0], TOKENS)
 
 
 def _knob(given: str, told: str) -> tuple[str, Any]:

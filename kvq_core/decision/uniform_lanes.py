@@ -10,7 +10,6 @@ from kvq_core.decision.engine_flags import engine_formats
 from kvq_core.decision.layer_plans import TOKENS, Candidate
 from kvq_core.errors import SpecError
 from kvq_core.methods import LayerKind, Method, ModelShape
-from kvq_core.methods.sizes import sizes
 from kvq_core.pipeline.lanes import rule_record
 from kvq_core.spec import TENSORS, Lane
 
@@ -42,7 +41,7 @@ def deployed_lanes(
 ) -> list[DeployedLane]:
     """Of at most ``budget`` bytes, labelled by their numbers; of an engine that is named only what its flags can say.
     ``but``: formats that are candidates, which are left out as they are."""
-    every = [each for each in engine_formats() if each.why_not(shape) is None and not _windowed(each.method, shape)]
+    every = [each for each in engine_formats() if each.why_not(shape) is None and not _windowed(each.method)]
     own = [each for each in every if _bytes(each, shape) <= budget]
     own = sorted(own, key=lambda each: -_bytes(each, shape))[:FORMATS]
     plain = {each.method for each in but}
@@ -65,10 +64,9 @@ def flags_of(lane: Lane, engine: str, layers: Sequence[LayerKind]) -> str | None
     return next((way.how for way in ways if way.tool == engine), None)
 
 
-def _windowed(method: Method, shape: ModelShape) -> bool:
+def _windowed(method: Method) -> bool:
     """Whether some tokens stay in full precision, as on short prompts all of them would, at bytes of longer ones."""
-    found = sizes(method, TOKENS, shape.head_dim)
-    return found.whole != found.encoded
+    return any(window.packed(TOKENS) < TOKENS for window in method.windows())
 
 
 def _bytes(candidate: Candidate, shape: ModelShape) -> int:

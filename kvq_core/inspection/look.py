@@ -34,7 +34,7 @@ from kvq_core.presets import preset
 from kvq_core.settings import settings
 from kvq_core.spec import ComparisonSpec, Lane, Stress
 
-VERSION = 3  # raised whenever a change alters figures, so that kept ones are measured again
+VERSION = 4  # raised whenever a change alters figures, so that kept ones are measured again
 TEXT = "long-prompt"  # the preset whose prompt is read, as it is
 TOKENS, FORCED = 256, 64
 NOT_LOOKED = f"No layer was looked at: {LOOKED}, and this model has none; measure."

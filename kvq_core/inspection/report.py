@@ -85,12 +85,14 @@ class CacheFacts(Frozen):
 
 
 class FormatBytes(Frozen):
-    """A cache format at its defaults: stored bytes of contexts by their tokens, or why the model cannot have it."""
+    """A cache format at its defaults: stored bytes of contexts by their tokens, or why the model cannot have it.
+    ``counted``: what of them follows from random numbers, and what lies beside them that belongs to the model."""
 
     method: str
     title: str
     settings: str
     nbytes: dict[int, int]
+    counted: tuple[str, ...] = ()
     why_not: str | None = None
 
 

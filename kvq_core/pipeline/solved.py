@@ -4,7 +4,9 @@ from typing import Any
 
 from kvq_core.models import outline, with_model
 from kvq_core.pipeline.prompt import read_prompt
-from kvq_core.spec import CacheAt, ComparisonSpec, parse_placed
+from kvq_core.presets import parse_placed
+from kvq_core.sizing.count import CacheAt
+from kvq_core.spec import ComparisonSpec
 
 
 def parse_spec(data: Any) -> ComparisonSpec:

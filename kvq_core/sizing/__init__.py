@@ -1,6 +1,5 @@
-"""What a model's cache takes, from its configuration alone: layers' kinds, formats' bytes, what engines reserve, the
-weights beside them, and what fits into a memory.
+"""What a cache takes before anything has run: the one counter of planned bytes, what engines reserve, what fits.
 
-Imports errors and the window of codecs; neither torch nor transformers, so that it answers at once and for models that
-no run takes. Start at ``fit``; families, formats and engines are data in ``presets/sizing``.
+Imports methods, spec, codecs and errors. Start at ``count``; ``fit`` answers from a configuration and the tables of
+``presets/sizing`` alone, and loads neither torch nor transformers.
 """

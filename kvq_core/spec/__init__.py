@@ -4,7 +4,7 @@ lane's ``rule``; ``read`` takes plain data and files, and refuses what is not po
 Imports methods, errors and complaints. Start at ``comparison``.
 """
 
-from kvq_core.spec.bundles import BUNDLES, bundle_lanes
+from kvq_core.spec.assignment import Assignment
 from kvq_core.spec.comparison import (
     DEFAULT_MODEL,
     MAX_LANES,
@@ -18,30 +18,18 @@ from kvq_core.spec.conversation import Message, Tool, tool_name
 from kvq_core.spec.functions import from_function
 from kvq_core.spec.lane import LANE_OPTIONS, Lane
 from kvq_core.spec.layers import layer_words
-from kvq_core.spec.plan import Assignment, rules_for
+from kvq_core.spec.plan import rules_for
 from kvq_core.spec.prefill import Chunks, in_words
-from kvq_core.spec.read import (
-    bundle_of,
-    parse_lane,
-    parse_placed,
-    parse_rule,
-    parse_spec,
-    read_data,
-    read_spec,
-    with_bundle,
-)
+from kvq_core.spec.read import parse_lane, parse_rule, parse_spec, read_data
 from kvq_core.spec.rule import TENSORS, Rule, Tensor
-from kvq_core.spec.size import CacheAt
 from kvq_core.spec.transforms import Centering, Folding, Rotation, Transforms
 
 __all__ = [
-    "BUNDLES",
     "DEFAULT_MODEL",
     "LANE_OPTIONS",
     "MAX_LANES",
     "TENSORS",
     "Assignment",
-    "CacheAt",
     "Capture",
     "Centering",
     "Folding",
@@ -55,20 +43,15 @@ __all__ = [
     "Tensor",
     "Tool",
     "Transforms",
-    "bundle_lanes",
-    "bundle_of",
     "canonical_json",
     "from_function",
     "in_words",
     "layer_words",
     "parse_lane",
-    "parse_placed",
     "parse_rule",
     "parse_spec",
     "read_data",
-    "read_spec",
     "rules_for",
     "tool_name",
-    "with_bundle",
     "with_labels",
 ]

@@ -17,8 +17,9 @@ from kvq_core.methods import (
     Window,
     selection_from,
 )
+from kvq_core.spec.assignment import Assignment
 from kvq_core.spec.part import SpecPart
-from kvq_core.spec.plan import Assignment, first_stay, places, stacks_of
+from kvq_core.spec.plan import first_stay, places, stacks_of
 from kvq_core.spec.prefill import Chunks, Reading
 from kvq_core.spec.rule import TENSORS, Rule, Storing
 

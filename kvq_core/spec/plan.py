@@ -1,105 +1,19 @@
 """Which rule of a lane stores what: the rules that share a layer's keys or values, and what each has of them."""
 
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import lcm
 
 from pydantic import ValidationError
 
 from kvq_core.complaints import first_line
 from kvq_core.errors import SpecError
-from kvq_core.methods import Method, ModelShape, Window
+from kvq_core.methods import ModelShape
+from kvq_core.spec.assignment import Assignment
 from kvq_core.spec.layers import layer_words
 from kvq_core.spec.rule import TENSORS, Rule, Tensor
-from kvq_core.spec.transforms import Transforms
 
 _ORDER = ("spans", "first", "last", "all")
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """Layers of a model whose keys, or whose values, one rule of a lane stores; ``number``: the rule's, from 0.
-
-    ``head`` and ``tail``: how many first and newest tokens other rules of the same layers hold, or this one; first ones
-    that a rule for all the others keeps in fp16 count where a tail or spans stand before it.
-    """
-
-    number: int
-    rule: Rule
-    tensor: Tensor
-    layers: tuple[int, ...]
-    head: int = 0
-    tail: int = 0
-
-    @cached_property
-    def method(self) -> Method:
-        return self.rule.build()
-
-    @property
-    def stream(self) -> tuple[Hashable, ...]:
-        """What decides the stream: assignments of a run's lanes that agree in it store one and the same."""
-        apart = self.rule.tokens, self.head, self.tail
-        return self.method.for_tensor(self.tensor), *self.fit[1:], self.tensor, self.window, *apart
-
-    @cached_property
-    def window(self) -> Window:
-        return self.rule.windows()[TENSORS.index(self.tensor)]
-
-    @property
-    def fit(self) -> tuple[Hashable, ...]:
-        """What decides the fit: assignments that agree in it take their codecs from one."""
-        return self.method, self.transforms, self.layers
-
-    @property
-    def transforms(self) -> Transforms:
-        """What the method is fitted behind: of keys and values of one rule alike, though only keys lose a constant."""
-        return self.rule.transforms
-
-    def without(self, layers: frozenset[int]) -> "Assignment | None":
-        """It without these layers, which stay fp16; None where no other is left."""
-        rest = tuple(layer for layer in self.layers if layer not in layers)
-        return replace(self, layers=rest) if rest else None
-
-    def of_one(self, other: "Assignment") -> bool:
-        """Whether it is of the same rule and tensor."""
-        return (self.number, self.tensor) == (other.number, other.tensor)
-
-    def alike(self, other: "Assignment") -> bool:
-        """Whether it stores the same tokens of its layers by the same rule."""
-        return self.of_one(other) and (self.head, self.tail) == (other.head, other.tail)
-
-    @property
-    def beside(self) -> bool:
-        """Whether it is of spans, which are kept beside what another rule stores of the same tokens."""
-        return self.rule.tier[0] == "spans"
-
-    def packed(self, tokens: int) -> int:
-        """Tokens it holds encoded once ``tokens`` have entered."""
-        kind, count = self.rule.tier
-        if kind == "spans":
-            return count
-        if kind == "first":
-            return replace(self.window, recent=0).packed(min(tokens, self.head))
-        rest = max(0, tokens - self.head)
-        if kind == "last":
-            return self.window.packed(min(rest, self.tail))
-        if self.tail:
-            return Window(recent=self.tail, step=self.window.step).packed(rest)
-        return (replace(self.window, sink=0) if self.head else self.window).packed(rest)
-
-    def packed_later(self, prompt: int, tokens: int) -> int:
-        """Tokens it holds encoded once ``tokens`` have entered, those after the ``prompt`` one by one."""
-        window = self.window
-        if not window.whole_prompt:
-            return self.packed(prompt if window.prompt_only else tokens)
-        first = self.packed(prompt)
-        return first + window.leaving(max(0, tokens - window.sink) - first)
-
-    def frozen(self, tokens: int) -> int:
-        """About how many of a prompt's ``tokens`` no later step changes."""
-        if not self.tail:
-            return self.window.frozen(tokens)
-        return min(tokens, self.head) + Window(recent=self.tail).packed(max(0, tokens - self.head))
 
 
 @dataclass(frozen=True)
@@ -133,8 +47,10 @@ class Stack:
                 raise SpecError(f"{self._named()}: fp16 there is {told} of {rule.method}, and {said}") from None
             made.append((number, stored))
         first = self._sinks(made) if head is None else head.tier[1]
+        ends = [r.windows()[TENSORS.index(self.tensor)].step or 1 for _, r in made if r.tier[0] in ("last", "all")]
+        newest = 0 if tail is None else tail.tier[1]
         for number, stored in made:
-            yield Assignment(number, stored, self.tensor, self.layers, first, 0 if tail is None else tail.tier[1])
+            yield Assignment(number, stored, self.tensor, self.layers, first, newest, lcm(*ends))
 
     def _sinks(self, made: list[tuple[int, Rule]]) -> int:
         """First tokens that are in fp16 apart from what rules encode beside them: those that the rule for all the

@@ -2,8 +2,6 @@
 
 import json
 import tomllib
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,32 +10,21 @@ from pydantic import BaseModel, ValidationError
 from kvq_core.complaints import check_depth, check_text, first_line
 from kvq_core.errors import PATH, SpecError, abbreviate
 from kvq_core.methods import methods
-from kvq_core.spec.bundles import BUNDLES, bundle_lanes
 from kvq_core.spec.comparison import MAX_LANES, ComparisonSpec
 from kvq_core.spec.lane import MAX_RULES, Lane
 from kvq_core.spec.rule import Rule
-from kvq_core.spec.size import CacheAt
 
 Model = TypeVar("Model", bound=BaseModel)
-Where = Callable[[ComparisonSpec], CacheAt]
 
 
 def parse_spec(data: Any) -> ComparisonSpec:
-    """A spec from plain data (parsed JSON or TOML, a form, a link); ``bundle`` stands in place of ``lanes``.
+    """A spec from plain data (parsed JSON or TOML, a form, a link).
 
     Raises SpecError with one line: the place, what was given, what is allowed.
     """
-    return parse_placed(data, None)
-
-
-def parse_placed(data: Any, where: Where | None) -> ComparisonSpec:
-    """``parse_spec`` where bundles are solved for a cache: ``where`` tells how that of a spec, which has no lanes yet,
-    ends up; None: a usual one is meant. Raises as ``parse_spec`` and ``where`` do."""
     if not isinstance(data, dict):
         raise SpecError(f"A comparison is an object with fields such as prompt and lanes, not {type(data).__name__}.")
     check_depth(data, "The comparison")
-    if "bundle" in data:
-        data = _unbundled(data, where)
     lanes = data.get("lanes")
     if isinstance(lanes, list | tuple) and len(lanes) > MAX_LANES:
         raise SpecError(
@@ -52,33 +39,6 @@ def parse_placed(data: Any, where: Where | None) -> ComparisonSpec:
         raise SpecError(first_line(error, ComparisonSpec)) from None
     check_text(data, "The comparison")
     return found
-
-
-def with_bundle(spec: ComparisonSpec, words: str, where: Where | None = None) -> ComparisonSpec:
-    """A spec with a bundle's lanes instead of its own; ``words``: its name, and its option behind a colon, as in
-    ``grid:vllm``; ``where`` as for ``parse_placed``. Raises SpecError as ``bundle_lanes`` does."""
-    told = {**spec.model_dump(mode="json", exclude_defaults=True, exclude={"lanes"}), "bundle": bundle_of(words)}
-    return parse_placed(told, where)
-
-
-def bundle_of(words: str) -> dict[str, str]:
-    """A bundle as specs have it, from its name, behind which its first option may stand, as in ``equal-loss:0.02``."""
-    name, _, value = words.partition(":")
-    options = BUNDLES[name].options if name in BUNDLES else {}
-    return {"name": name, **({next(iter(options), "option"): value} if value else {})}
-
-
-def _unbundled(data: dict[str, Any], where: Where | None) -> dict[str, Any]:
-    """With a bundle's lanes in its place."""
-    if data.get("lanes"):
-        raise SpecError("bundle and lanes are both given; a bundle stands in place of lanes.")
-    rest = {name: value for name, value in data.items() if name != "bundle"}
-    asked = None if where is None else partial(_place, where, rest)
-    return {**rest, "lanes": bundle_lanes(data["bundle"], asked)}
-
-
-def _place(where: Where, rest: dict[str, Any]) -> CacheAt:
-    return where(parse_spec({**rest, "lanes": []}))
 
 
 def parse_lane(data: Any, name: str = "") -> Lane:
@@ -113,14 +73,6 @@ def _lane_name(number: int, lane: Any) -> str:
     known = methods().get(given["method"]) if isinstance(given.get("method"), str) else None
     label = given.get("label") or (known.title if known else "")
     return f"lane {number} ({label[:60]})" if label and isinstance(label, str) else f"lane {number}"
-
-
-def read_spec(path: Path, where: Where | None = None) -> ComparisonSpec:
-    """A spec from a ``.toml`` or ``.json`` file; ``where`` as for ``parse_placed``.
-
-    Raises SpecError when the file is missing, unreadable or says something impossible.
-    """
-    return parse_placed(read_data(path), where)
 
 
 def read_data(path: Path) -> Any:

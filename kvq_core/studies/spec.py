@@ -8,7 +8,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from kvq_core import links
 from kvq_core.complaints import check_depth, check_text, first_line
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.spec import ComparisonSpec, canonical_json, parse_spec, read_data
+from kvq_core.presets import parse_placed
+from kvq_core.spec import ComparisonSpec, canonical_json, read_data
 from kvq_core.spec.part import SpecPart
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.sources import PromptSource
@@ -53,7 +54,7 @@ class StudySpec(SpecPart):
         models = [rest.pop("model")] if "model" in rest else data.get("models", ())
         own = {name: data[name] for name in _OWN if name in data}
         own_length = _length(own.get("prompts"))
-        comparison = parse_spec({**_DEFAULTS, **own_length, **rest, "prompt": _ANY})
+        comparison = parse_placed({**_DEFAULTS, **own_length, **rest, "prompt": _ANY})
         return {**own, "models": models, "comparison": comparison}
 
     @field_validator("models")

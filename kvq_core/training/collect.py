@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvq_core.methods.base import query_gram
+from kvq_core.methods.prompt import query_gram
 from kvq_core.models import LoadedModel
 from kvq_core.models.gradients import gradients
 from kvq_core.models.scoring import Scoring, causal_attention

@@ -106,7 +106,7 @@ def test_a_near_miss_is_recognised():
 )
 def test_a_broken_preset_file_is_named(tmp_path, monkeypatch, text, named):
     (tmp_path / "mine.toml").write_text(text)
-    monkeypatch.setattr("kvq_core.presets.FOLDER", tmp_path)
+    monkeypatch.setattr("kvq_core.presets.ready.FOLDER", tmp_path)
     presets.cache_clear()
     try:
         with pytest.raises(SpecError) as caught:

@@ -117,11 +117,13 @@ def _row(each: LaneCandidate, found: Advice) -> str:
     ends = "" if each.kld_low is None else f"<small>{significant(each.kld_low)} to {significant(each.kld_high)}</small>"
     mean = ABSENT if each.kld_mean is None else f"<b>{significant(each.kld_mean)}</b>{ends}"
     fits = {True: "yes", False: "no", None: ABSENT}[each.fits]
-    held = "reserved" if each.reserved else "tensors"
+    taken = ABSENT if each.bytes is None else f"<b>{size(each.bytes)}</b>"
+    beside = "".join(f", {size(nbytes)} {what}" for nbytes, what in each.beside)
+    held = ("reserved" if each.reserved else "tensors") + beside
     mark = f"<small>{'policy of layers' if each.policy else ''}</small>"
     return (
         f'<tr class="{kind}"><th scope="row" title="{safe(each.flags or "")}">{safe(each.label)}{mark}</th>'
-        f"<td><b>{size(each.bytes)}</b><small>{held}</small></td><td>{mean}</td><td>{fits}</td>"
+        f'<td title="{safe("; ".join(each.counted))}">{taken}<small>{held}</small></td><td>{mean}</td><td>{fits}</td>'
         f'<td>{"●" if each.front else ""}</td><td class="why">{prose(each.why_not or "")}</td></tr>'
     )
 

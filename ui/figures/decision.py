@@ -25,7 +25,7 @@ HUES = (ACCENT, BERRY, MOSS, BRONZE, MARK)
 def decision_front(found: Advice) -> go.Figure | None:
     """Every lane with its interval, the front as a line; the answer and its runner-up stand out, and what may not be
     had is pale."""
-    shown = [each for each in found.front if each.kld_mean]
+    shown = [each for each in found.front if each.kld_mean and each.bytes]
     if not shown:
         return None
     low, high = _edges(shown)
@@ -33,7 +33,7 @@ def decision_front(found: Advice) -> go.Figure | None:
     figure = canvas(HEIGHT, margin=MARGIN)
     front = [each for each in shown if each.front]
     figure.add_scatter(
-        x=[each.bytes / unit for each in front],
+        x=[(each.bytes or 0) / unit for each in front],
         y=[max(each.kld_mean or 0, low) for each in front],
         mode="lines",
         hoverinfo="skip",
@@ -41,7 +41,7 @@ def decision_front(found: Advice) -> go.Figure | None:
     )
     for each in sorted(shown, key=lambda one: one.label in (found.label, found.runner_up)):
         _point(figure, each, found, low, unit)
-    widest = max(found.plain_bytes, *(each.bytes for each in shown)) / unit
+    widest = max(found.plain_bytes, *(each.bytes or 0 for each in shown)) / unit
     _labels(figure, [each for each in front if _named(each, front, found)], unit, widest, low, high)
     figure.add_vline(found.plain_bytes / unit, line={"color": NOISE, "width": 1.2, "dash": "dash"})
     place = {"x": found.plain_bytes / unit, "y": 0, "yref": "paper", "yanchor": "bottom", "xanchor": "right"}
@@ -76,7 +76,7 @@ def _point(figure: go.Figure, each: LaneCandidate, found: Advice, low: float, un
     why = f"<br>{plot_safe(shorten(each.why_not, 90))}" if each.why_not else ""
     interval = f" ({significant(each.kld_low)} to {significant(each.kld_high)})" if each.kld_low is not None else ""
     figure.add_scatter(
-        x=[each.bytes / unit],
+        x=[(each.bytes or 0) / unit],
         y=[mean],
         error_y={
             "type": "data",
@@ -92,7 +92,7 @@ def _point(figure: go.Figure, each: LaneCandidate, found: Advice, low: float, un
         cliponaxis=False,
         marker={"size": 14 if best else 10 if second else 7, "color": color, "symbol": _symbol(each)},
         hovertemplate=(
-            f"{plot_safe(each.label)}: {significant(each.kld_mean)} nats{interval}<br>{size(each.bytes)}{why}"
+            f"{plot_safe(each.label)}: {significant(each.kld_mean)} nats{interval}<br>{size(each.bytes or 0)}{why}"
             "<extra></extra>"
         ),
     )
@@ -114,12 +114,13 @@ def _labels(
     for each in sorted(named, key=lambda one: -(one.kld_mean or 0)):
         kld = max(each.kld_mean or 0, low)
         top = INNER * math.log(high / kld) / math.log(high / low)
-        side = "right" if each.bytes / unit > 0.6 * widest else "left"  # the end of the label that is at the point
+        place = (each.bytes or 0) / unit
+        side = "right" if place > 0.6 * widest else "left"  # the end of the label that is at the point
         free = min(max(top - 8, last.get(side, -LINE) + LINE), INNER - 6)
         last[side] = free
         figure.add_annotation(
             text=plot_safe(shorten(each.label, 24)),
-            x=each.bytes / unit,
+            x=(each.bytes or 0) / unit,
             y=math.log10(kld),
             xanchor=side,
             xshift=-10 if side == "right" else 10,

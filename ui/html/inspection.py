@@ -128,7 +128,7 @@ def _formats(found: Inspection) -> str:
 
 def _format(each: FormatBytes, lengths: list[int]) -> str:
     cells = "".join(f"<td>{size(each.nbytes[n]) if n in each.nbytes else ABSENT}</td>" for n in lengths)
-    told = each.settings if each.why_not is None else f"not here: {each.why_not}"
+    told = "; ".join((each.settings if each.why_not is None else f"not here: {each.why_not}", *each.counted))
     return f'<tr><th scope="row" title="{safe(told)}">{safe(each.title)}</th>{cells}</tr>'
 
 

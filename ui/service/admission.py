@@ -14,7 +14,8 @@ from kvq_core.limits import has_more, limits
 from kvq_core.machine.memory import room_for, shortage
 from kvq_core.pipeline.estimate import Estimate
 from kvq_core.pipeline.solved import cache_at
-from kvq_core.spec import CacheAt, ComparisonSpec
+from kvq_core.sizing.count import CacheAt
+from kvq_core.spec import ComparisonSpec
 from kvq_core.studies.sources import PromptSource
 from kvq_core.studies.task_suites import words_of
 from ui.html.numbers import plural, seconds

@@ -10,7 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.spec import ComparisonSpec, with_bundle
+from kvq_core.presets import with_bundle
+from kvq_core.spec import ComparisonSpec
 from kvq_core.studies.bounds import FileBounds
 from kvq_core.studies.spec import StudySpec, parse_study
 from kvq_core.studies.tasks import SUITES

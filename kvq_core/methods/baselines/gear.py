@@ -71,6 +71,8 @@ class Gear(Method):
         description="Share of the elements kept exactly, half at either end; 0 is GEAR-L.",
     )
 
+    joint = True  # positions of outliers are wider where there are many elements
+
     def windows(self) -> tuple[Window, Window]:
         window = Window(recent=0, step=self.group_size)
         return window, window

@@ -112,6 +112,23 @@ class KvQuant(Method):
         )
         return Fitted(*self._codecs(prompt, (keys, values), kept=True), (note,))
 
+    joint = True  # outliers of all heads are listed together
+
+    @property
+    def from_data(self) -> str | None:
+        return "outliers of keys beyond the ranges" if self.outlier_fraction else None
+
+    @property
+    def learned(self) -> str | None:
+        return None if self.calibration is None else "ranges and levels"
+
+    def sized(self, prompt: Prompt) -> Fitted:
+        """Ranges and levels of the prompt where those of a model are read."""
+        fraction, own = self.outlier_fraction, (self.bits,)
+        keys, _ = key_tables(prompt.keys, fraction, own, prompt.metadata)
+        values = value_tables(prompt.values, fraction, own, prompt.metadata)
+        return Fitted(*self._codecs(prompt, (keys, values), kept=self.calibration is not None))
+
     def _wanted(self, name: str) -> CodebookNeed:
         return CodebookNeed("ranges", name, CALIBRATED_BITS, outlier_fraction=self.outlier_fraction)
 

@@ -59,6 +59,12 @@ class Rvq(Method):
     def key_space(self) -> Space:
         return "pre"
 
+    joint = True  # codebooks are of all heads
+
+    @property
+    def from_data(self) -> str | None:
+        return "entries of a codebook, at most one a vector of the prompt"
+
     def windows(self) -> tuple[Window, Window]:
         window = Window(recent=0, step=1)
         return window, window

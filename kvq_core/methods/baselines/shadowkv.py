@@ -103,6 +103,8 @@ class ShadowKv(Sparsity, Method):
     )
     outlier_chunks: int | None = OUTLIERS
 
+    joint = True  # the rank is at most the channels of all heads
+
     @property
     def chooses(self) -> bool:
         return True

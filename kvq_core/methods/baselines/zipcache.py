@@ -7,9 +7,10 @@ from pydantic import Field
 from torch import Tensor
 
 from kvq_core.codecs.window import Window
-from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt, stack_queries
+from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt
 from kvq_core.methods.baselines.classes import ClassCodec
 from kvq_core.methods.deployments import Elsewhere
+from kvq_core.methods.prompt import stack_queries
 from kvq_core.methods.widths import Bits
 
 SEED = 0  # of the random probes

@@ -107,6 +107,20 @@ class CommVQ(BitsMethod):
         note = f"codebooks trained on {keys.info.train_tokens} tokens of {keys.info.source}{other}"
         return Fitted(KeyCodec(theta, prompt.metadata), value, (note,))
 
+    @property
+    def learned(self) -> str:
+        return "codebooks"
+
+    def sized(self, prompt: Prompt) -> Fitted:
+        """Codebooks of zeros: their sizes follow from the knobs."""
+        layers, heads, _, dim = prompt.keys.shape
+        wanted, channels = self._wanted("keys"), heads * prompt.values.shape[-1]
+        pairs, digits = wanted.pairs or dim // 2, self.width("value") * channels
+        theta = torch.zeros(layers, heads, dim // 2 // pairs, wanted.stages_of(dim), self.levels, pairs, 2).half()
+        sizes = ((channels,), (channels, 1), (1,), (1, 2 * digits), (2 * digits,), (digits, channels))
+        encoder = Encoder(*(torch.zeros(layers, *size) for size in sizes))
+        return Fitted(KeyCodec(theta, prompt.metadata), ValueCodec(encoder, heads, prompt.metadata))
+
     def data_hash(self, model: ModelRef) -> str | None:
         found = [find(self._wanted(kind), model.id, model.weights_hash) for kind in KINDS]
         return "-".join(book.info.content for book in found if book) or None

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from kvq_core.codebooks.files import NAME
 from kvq_core.codebooks.lookup import CodebookNeed, find, require
@@ -115,23 +116,21 @@ class Oscar(Method):
         clips, dtype = (self.clip_key, self.clip_value), SCALES[self.scale_dtype]
         if self.target == "hadamard":
             turn = Hadamard.of(prompt.keys.shape[-1], prompt.keys.device)
-            fixed = [RotatedInt2(turn, clip, self.lloyd_max, dtype) for clip in clips]
-            return Fitted(fixed[0], fixed[1])
+            key, value = (RotatedInt2(turn, clip, self.lloyd_max, dtype) for clip in clips)
+            return Fitted(key, value)
         if self.calibration is not None:
             return self._calibrated(prompt, self.calibration)
         heads, tokens, dim = prompt.keys.shape[1:]
-        queries = prompt.queries
-        asked = heads if queries is None else queries.shape[1]
-        gram = None if queries is None else prompt.query_gram() / (asked // heads * tokens)
+        asked = heads if prompt.queries is None else prompt.queries.shape[1]
+        gram = None if prompt.queries is None else prompt.query_gram() / (asked // heads * tokens)
         own = covariances(prompt.keys if prompt.rotated is None else prompt.rotated, prompt.values, gram)
-        codecs = []
+        codecs: list[RotatedInt2] = []
         for clip, covariance, rows in zip(clips, own, (asked * tokens, heads * tokens), strict=True):
-            rotation, _ = fitted_rotation(covariance, rows)
-            codecs.append(RotatedInt2(None, clip, self.lloyd_max, dtype, {"rotation": rotation}))
-        share = 32 * dim / (heads * tokens)
+            rotation = {"rotation": fitted_rotation(covariance, rows)[0]}
+            codecs.append(RotatedInt2(None, clip, self.lloyd_max, dtype, rotation))
         notes = [
             f"prompt-only: its rotations are fitted on this prompt, where the engine has calibrated ones; they are "
-            f"counted, 32 head_dim / (kv_heads T) = {share:.2g} bits an element of the prompt"
+            f"counted, 32 head_dim / (kv_heads T) = {32 * dim / (heads * tokens):.2g} bits an element of the prompt"
         ]
         if heads * tokens < dim:
             notes.append(f"{heads * tokens} rows of values do not span {dim} channels: the rest is rotated as it falls")
@@ -143,20 +142,24 @@ class Oscar(Method):
         layers, model = prompt.layers or tuple(range(len(prompt.keys))), prompt.model
         id, weights = (model.id, model.weights_hash) if model else (None, None)
         book = require(self._wanted(name), id, weights, layers, heads, dim)
-        kept, device = book.tensors(), prompt.keys.device
-        key, value = (
-            RotatedInt2(
-                None,
-                clip,
-                self.lloyd_max,
-                SCALES[self.scale_dtype],
-                kept=kept[f"{kind}_rotation"][list(layers)].to(device),
-            )
-            for kind, clip in (("key", self.clip_key), ("value", self.clip_value))
-        )
+        kept = (book.tensors()[f"{kind}_rotation"] for kind in ("key", "value"))
+        key, value = (rotations[list(layers)].to(prompt.keys.device) for rotations in kept)
         other = "" if book.info.weights_hash == weights else ", through other weights"
         note = f"calibrated on {book.info.train_tokens} tokens of {book.info.source}{other}: {book.info.file_name}"
-        return Fitted(key, value, (note,))
+        return Fitted(self._turned(key, self.clip_key), self._turned(value, self.clip_value), (note,))
+
+    def _turned(self, rotation: Tensor, clip: float) -> RotatedInt2:
+        """With a rotation that belongs to the model."""
+        return RotatedInt2(None, clip, self.lloyd_max, SCALES[self.scale_dtype], kept=rotation)
+
+    @property
+    def learned(self) -> str | None:
+        return None if self.calibration is None else "rotations"
+
+    def sized(self, prompt: Prompt) -> Fitted:
+        """Rotations that turn nothing where those of a model are read."""
+        codec = self._turned(torch.eye(prompt.keys.shape[-1])[None], 1.0)
+        return self.fit(prompt) if self.calibration is None else Fitted(codec, codec)
 
     def _wanted(self, name: str) -> CodebookNeed:
         assert self.target != "hadamard"  # which takes no calibration
@@ -167,12 +170,11 @@ class Oscar(Method):
         return found.info.content if found else None
 
     def lacks(self, model: ModelRef) -> tuple[CodebookNeed, ...]:
-        wanted = () if self.calibration is None else (self._wanted(self.calibration),)
-        return tuple(need for need in wanted if find(need, model.id, model.weights_hash) is None)
+        wanted = self.calibration and self._wanted(self.calibration)
+        return (wanted,) if wanted and find(wanted, model.id, model.weights_hash) is None else ()
 
     def fixed_bytes(self, shape: ModelShape) -> tuple[int, int]:
-        fitted = self.target != "hadamard" and self.calibration is None
-        rotation = 4 * shape.head_dim**2 if fitted else 0
+        rotation = 0 if self.target == "hadamard" or self.calibration else 4 * shape.head_dim**2
         return rotation, rotation
 
     def elsewhere(self) -> tuple[Elsewhere, ...]:

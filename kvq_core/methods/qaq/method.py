@@ -92,6 +92,10 @@ class Qaq(Method):
         return self
 
     @property
+    def from_data(self) -> str | None:
+        return "bits of every unit"
+
+    @property
     def needs_queries(self) -> bool:
         return True
 

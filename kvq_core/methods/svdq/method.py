@@ -82,6 +82,14 @@ class Svdq(Method):
     )
 
     @property
+    def joint(self) -> bool:  # type: ignore[override]  # a schedule of the prompt decides it
+        return self.target_bits is not None
+
+    @property
+    def from_data(self) -> str | None:
+        return None if self.target_bits is None else "the schedule of latent channels"
+
+    @property
     def not_chunked(self) -> str | None:
         return (
             None if self.sparsity is None else "sparsity chooses among the chunks of a prompt that has been read whole"

@@ -18,6 +18,7 @@ from kvq_core.decision.layer_plans import Candidate
 from kvq_core.decision.scores import Score
 from kvq_core.decision.solver import Costs
 from kvq_core.errors import SpecError, StoreError
+from kvq_core.shape import ModelShape
 from kvq_core.store.beside import write_beside
 from kvq_core.store.store import Store, open_store
 from tests.core.advice.test_advice import asked, noisy, option, rows
@@ -95,17 +96,16 @@ def test_a_sign_that_ranks_layers_as_their_keys_cost_is_found() -> None:
     assert not predicts(Grounds(scores=scored(), signs=signs([0.1, 0.4, None, 2.0, 3.0, 9.0]))), "of all layers or none"
 
 
+SHAPE = ModelShape(LAYERS, 1, 1, 64, 4096)
+
+
 def costs_of(candidates: list[Candidate]) -> Costs:
     rng = np.random.default_rng(3)
-    sizes = [each.layer_bytes("keys", _Shape()) for each in candidates]  # type: ignore[arg-type]
+    sizes = [each.layer_bytes("keys", SHAPE) for each in candidates]
     loss = rng.exponential(0.01, (2, LAYERS, 1)) * np.array([1 / size for size in sizes]) * sizes[0]
     plain = 2 * 64 * 1024
     nbytes = np.broadcast_to([*sizes, plain], (2, LAYERS, len(sizes) + 1))
     return Costs((*[each.name for each in candidates], "fp16"), np.dstack([loss, np.zeros((2, LAYERS))]), nbytes)
-
-
-class _Shape:
-    head_dim, kv_heads = 64, 1
 
 
 @pytest.mark.slow

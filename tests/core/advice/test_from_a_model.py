@@ -10,7 +10,6 @@ from transformers import Gemma3TextConfig
 
 from kvq_core.advice.advise import advise, decide, stored
 from kvq_core.advice.ask import Ask, Tolerance
-from kvq_core.advice.cost import LaneCost
 from kvq_core.advice.deciding import silent, study_for
 from kvq_core.advice.decision import Decision, DecisionRequest, keep_decision, stored_decision
 from kvq_core.advice.options import FitPlace, model_shape, own_weights
@@ -24,12 +23,14 @@ from kvq_core.decision.engine_flags import lane_of_flags
 from kvq_core.decision.layer_plans import NOT_ALIKE
 from kvq_core.errors import SpecError, StoreError
 from kvq_core.models import load, outline
+from kvq_core.presets import bundle_lanes
+from kvq_core.presets.bundles import BUNDLES
 from kvq_core.shape import LayerKind, ModelShape
+from kvq_core.sizing.count import CacheBytes, cache_bytes
 from kvq_core.sizing.fit import MEMORIES, Cache
 from kvq_core.sizing.formats import formats
 from kvq_core.sizing.reserve import allowance
-from kvq_core.spec import Lane, bundle_lanes
-from kvq_core.spec.bundles import BUNDLES
+from kvq_core.spec import Lane
 from kvq_core.store.store import Store, open_store
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.spec import parse_study
@@ -209,32 +210,50 @@ def test_ctrl_c_says_that_what_is_done_is_kept(
     assert "what is done is kept, and the same command goes on from there" in capsys.readouterr().err
 
 
+def taken(lane: Lane, context: int, batch: int, engine: str | None = None, shape: ModelShape = SHAPE) -> CacheBytes:
+    found = cache_bytes(lane, shape, context, context, batch, engine)
+    assert isinstance(found, CacheBytes)
+    return found
+
+
 def test_bytes_are_those_of_what_fits() -> None:
     """The same formats through both ways, in tensors and in what llama.cpp reserves."""
     by_name = {each.name: each for each in formats()}
     for name in ("q8_0", "q4_0", "iq4_nl"):
-        lane, cache = Lane(label=name, method=name), Cache.of(by_name[name], SHAPE)
-        assert LaneCost(lane, SHAPE, None).of(5000, 3) == (cache.tensors(5000, 3), False)
-        assert LaneCost(lane, SHAPE, "llama.cpp").of(5000, 3) == (cache.reserved("llama.cpp", 5000, 3), True)
+        found, cache = taken(Lane(label=name, method=name), 5000, 3, "llama.cpp"), Cache.of(by_name[name], SHAPE)
+        assert (found.tensors, found.reserved) == (cache.tensors(5000, 3), cache.reserved("llama.cpp", 5000, 3))
     for data in bundle_lanes("deploy-vllm"):
         lane = Lane(**data)
-        mine, known = LaneCost(lane, SHAPE, "vLLM").of(4096, 2), lane.every_rule[0].build()
+        mine, known = taken(lane, 4096, 2, "vLLM").reserved, lane.every_rule[0].build()
         same = [
             f
             for f in formats()
             if f.method == known.name and f.knobs == known.model_dump(mode="json", exclude_defaults=True)
         ]
         for format in same:
-            assert mine == (Cache.of(format, SHAPE).reserved("vLLM", 4096, 2), True), lane.label
+            assert mine == Cache.of(format, SHAPE).reserved("vLLM", 4096, 2), lane.label
 
 
 def test_layers_that_stay_fp16_are_counted_by_themselves() -> None:
     lane = Lane(label="a", method="q8_0", layers=tuple(range(2, 32)))
-    q8, fp16 = (LaneCost(Lane(label="b", method=name), SHAPE, None).of(1000, 1).nbytes for name in ("q8_0", "fp16"))
-    assert LaneCost(lane, SHAPE, "llama.cpp").of(1000, 1) == ((30 * q8 + 2 * fp16) // 32, False)
-    keys = Lane(label="c", method="q8_0", tensors="keys")
-    assert LaneCost(keys, SHAPE, None).of(1000, 1).nbytes == (q8 + fp16) // 2
-    assert LaneCost(keys, SHAPE, None).bits(1000) == pytest.approx((8.5 + 16) / 2)
+    q8, fp16 = (taken(Lane(label="b", method=name), 1000, 1).tensors for name in ("q8_0", "fp16"))
+    assert taken(lane, 1000, 1, "llama.cpp") == CacheBytes((30 * q8 + 2 * fp16) // 32)
+    assert taken(Lane(label="c", method="q8_0", tensors="keys"), 1000, 1).tensors == (q8 + fp16) // 2
+
+
+def test_bytes_beside_the_cache_are_told_and_held_against_the_room() -> None:
+    """CommVQ, which no engine has, is counted by its codebooks; heads that a method cannot store leave it unknown."""
+    room = taken(Lane(method="commvq"), 8192, 1).taken
+    ask = Ask(Tolerance.parse("close"), context=8192, batch=1, cache=room)
+    place = FitPlace(SHAPE, WeightsFile(file="-", bytes=1, how="-", chosen=False), ask)
+    found = place.option(Lane(label="c", method="commvq"))
+    assert found.fits and (found.nbytes or 0) + found.shared == room and found.shared > 0
+    assert found.nbytes == 32 * 2 * 8192 * (8 * 128 // 8 + 2) and found.counted == ("commvq: codebooks, by formula",)
+    assert replace(place, ask=replace(ask, cache=room - 1)).option(Lane(method="commvq")).fits is False
+    assert place.option(Lane(method="qaq")).host_copy == 32 * 2 * 8192 * 8 * 128
+    odd = ModelShape.of_layers((LayerKind(kind="full", kv_heads=8, key_dim=40, value_dim=40),), 8, 4096)
+    lost = replace(place, shape=odd).option(Lane(label="q", method="q4_0"))
+    assert lost.nbytes is None and lost.fits is None and "bytes are not known: q4_0" in (lost.refused or "")
 
 
 def test_under_a_memory_the_largest_weights_that_leave_room_are_chosen(
@@ -260,5 +279,5 @@ def test_the_longest_context_that_fits_is_found(model: str) -> None:
         model_shape(loaded), weights, Ask(Tolerance.parse("close"), context=10_000, batch=2, cache=1_000_000)
     )
     longest = place.longest(lane)
-    cost = LaneCost(lane, model_shape(loaded), None)
-    assert cost.of(longest, 2).nbytes <= 1_000_000 < cost.of(longest + 1, 2).nbytes
+    here, beyond = (taken(lane, longest + more, 2, shape=model_shape(loaded)).tensors for more in (0, 1))
+    assert here <= 1_000_000 < beyond

@@ -8,8 +8,9 @@ from transformers import LlamaConfig, QuantizedCache
 
 from kvq_core.analysis.deploy import ENGINES, whole_lane
 from kvq_core.methods import LayerKind, make, methods
+from kvq_core.presets import bundle_lanes
 from kvq_core.record.fields import LaneRecord, RuleRecord
-from kvq_core.spec import bundle_lanes, parse_lane
+from kvq_core.spec import parse_lane
 
 
 def lane_of(*rules: dict[str, Any]) -> LaneRecord:

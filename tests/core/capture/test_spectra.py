@@ -7,7 +7,7 @@ from scipy.linalg import subspace_angles
 from kvq_core.capture.distribution import QUANTILES, KeyBasis
 from kvq_core.capture.spectra import deviations, principal_angles, query_directions, spectra, thin
 from kvq_core.engine.prefill import SharedPrefill
-from kvq_core.methods.base import query_gram, stack_queries
+from kvq_core.methods.prompt import query_gram, stack_queries
 from tests.support.tiny_models import prompt_ids, tiny
 
 

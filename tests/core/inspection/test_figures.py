@@ -104,8 +104,9 @@ def test_bytes_of_formats_are_those_of_a_run() -> None:
     assert formats["fp16"].nbytes[131_072] == 64 * formats["fp16"].nbytes[2048]
     packed = 3 / 8  # bytes an element
     assert formats["kivi"].nbytes[2048] == elements * (2048 * packed + (2048 - 32) * packed + 32 * 2)
-    assert formats["commvq"].nbytes == {}
-    assert "codebooks" in (formats["commvq"].why_not or "")
+    codes, norms = 2048 * elements * 2 // 8, 2 * 3 * 2048 * 2  # a bit an element, and a norm a token and layer
+    assert formats["commvq"].nbytes[2048] == codes + norms
+    assert formats["commvq"].counted == ("commvq: codebooks, by formula",)
 
 
 def test_bytes_of_formats_are_those_that_say_what_fits(smollm: LoadedModel) -> None:

@@ -4,16 +4,17 @@ import pytest
 
 from kvq_core.errors import SpecError
 from kvq_core.methods import methods
-from kvq_core.spec import BUNDLES, MAX_LANES, ComparisonSpec, parse_spec, with_bundle
-from kvq_core.spec.equal import NEAR, USUAL, equal_bytes, families
-from kvq_core.spec.size import CacheAt, bits_of
+from kvq_core.presets import BUNDLES, parse_placed, with_bundle
+from kvq_core.presets.equal import NEAR, USUAL, equal_bytes, families
+from kvq_core.sizing.count import CacheAt, bits_of
+from kvq_core.spec import MAX_LANES, ComparisonSpec, parse_spec
 
 EVERY = [(name, {key: v}) for name, b in BUNDLES.items() for key, option in b.options.items() for v in option.values]
 EVERY += [(name, {}) for name in BUNDLES]
 
 
 def spec_of(bundle: object, **more: object) -> ComparisonSpec:
-    return parse_spec({"prompt": "A prompt.", "bundle": bundle, **more})
+    return parse_placed({"prompt": "A prompt.", "bundle": bundle, **more})
 
 
 @pytest.mark.slow
@@ -72,7 +73,7 @@ def test_lanes_of_equal_bytes_meet_the_budget_or_say_that_they_cannot() -> None:
 def test_lanes_are_built_once_for_caches_of_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a budget that none can reach, so that all are tried."""
     equal_bytes(20.0, at=CacheAt(USUAL.shape, 256, 319))
-    monkeypatch.setattr("kvq_core.spec.equal.Lane", None)
+    monkeypatch.setattr("kvq_core.presets.equal.Lane", None)
     assert len(equal_bytes(20.0, at=CacheAt(USUAL.shape, 256, 320))) == len(families())
 
 

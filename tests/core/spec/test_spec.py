@@ -6,7 +6,8 @@ import math
 import pytest
 
 from kvq_core.errors import SpecError
-from kvq_core.spec import DEFAULT_MODEL, MAX_LANES, ComparisonSpec, Lane, parse_spec, read_spec
+from kvq_core.presets import read_spec
+from kvq_core.spec import DEFAULT_MODEL, MAX_LANES, ComparisonSpec, Lane, parse_spec
 
 
 def with_lane(**lane):

@@ -19,8 +19,8 @@ from kvq_core.errors import KvqError, StoreError
 from kvq_core.links import decode
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.estimate import estimate
-from kvq_core.spec import bundle_lanes
-from kvq_core.spec.bundles import BUNDLES
+from kvq_core.presets import bundle_lanes
+from kvq_core.presets.bundles import BUNDLES
 from kvq_core.store.store import open_store
 from tests.core.advice.test_advice import asked, noisy, option, rows
 from tests.core.advice.test_decision import scored

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvq_core.spec import bundle_lanes
+from kvq_core.presets import bundle_lanes
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.study import study
 from tests.support.study_models import study_data, write_model

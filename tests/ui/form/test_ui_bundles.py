@@ -2,7 +2,8 @@
 
 import pytest
 
-from kvq_core.spec import BUNDLES, parse_spec
+from kvq_core.presets import BUNDLES, parse_placed
+from kvq_core.spec import parse_spec
 from ui.form.lanes import add_lane, to_spec
 from ui.form.lanes_panel import bundle_choices, take_bundle
 from ui.form.values import FIELDS, from_comparison
@@ -36,7 +37,7 @@ def test_lanes_are_solved_for_the_forms_prompt_or_a_usual_one_where_it_is_empty(
 
     tides = "The tide rises twice a day. "
     assert labels("equal-bytes:4.5", "") != labels("equal-bytes:4.5", tides * 40) != labels("equal-bytes:4.5", tides)
-    usual = [lane.label for lane in parse_spec({"prompt": "-", "bundle": "equal-bytes"}).lanes]
+    usual = [lane.label for lane in parse_placed({"prompt": "-", "bundle": "equal-bytes"}).lanes]
     assert labels("equal-bytes:4.5", " ") == usual
 
 

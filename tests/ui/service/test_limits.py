@@ -11,8 +11,8 @@ import ui.api.studies
 from kvq_core.errors import KvqError, LimitError, SpecError
 from kvq_core.limits import VARIABLES, Limits, limits
 from kvq_core.pipeline.estimate import Estimate, estimate
-from kvq_core.presets import presets
-from kvq_core.spec import parse_placed, parse_spec
+from kvq_core.presets import parse_placed, presets
+from kvq_core.spec import parse_spec
 from kvq_core.studies.sources import PromptSource
 from ui.form.setup_panel import possible
 from ui.service.admission import Admission, check_plain, check_prompts, checked_cache_at

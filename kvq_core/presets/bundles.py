@@ -9,8 +9,8 @@ from itertools import product
 from typing import Any
 
 from kvq_core.errors import SpecError, did_you_mean, excerpt
-from kvq_core.spec.equal import LLAMA_CPP, LaneData, equal_bytes, equal_loss
-from kvq_core.spec.size import CacheAt
+from kvq_core.presets.equal import LLAMA_CPP, LaneData, equal_bytes, equal_loss
+from kvq_core.sizing.count import CacheAt
 
 
 @dataclass(frozen=True)

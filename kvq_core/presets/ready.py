@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from kvq_core.errors import SpecError, did_you_mean, excerpt
 from kvq_core.frozen import Frozen
-from kvq_core.spec import ComparisonSpec, parse_spec
+from kvq_core.presets.read import parse_placed
+from kvq_core.spec import ComparisonSpec
 
-FOLDER = Path(__file__).resolve().parent.parent / "presets"
+FOLDER = Path(__file__).resolve().parents[2] / "presets"
 
 
 class Preset(Frozen):
@@ -49,7 +50,7 @@ def preset(name: str) -> Preset:
 def _read(file: Path) -> Preset:
     with errors_named(f"presets/{file.name}"):
         data: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
-        spec = parse_spec(data.pop("spec", None))
+        spec = parse_placed(data.pop("spec", None))
         return Preset(name=file.stem, spec=spec, **data)
 
 

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 from kvq_core.errors import KvqError
 from kvq_core.methods import ModelShape, make
 from kvq_core.methods.svdq.method import NAMED
-from kvq_core.spec.lane import Lane
-from kvq_core.spec.plan import Assignment
-from kvq_core.spec.size import CacheAt, planned_bits
+from kvq_core.sizing.count import CacheAt, planned_bits
+from kvq_core.spec import Assignment, Lane
 
 LaneData = dict[str, Any]
 
@@ -22,7 +21,6 @@ LATENT = (("3", 8), ("3", 4), ("2.25", 4), ("2", 4), ("1.75", 4), ("2", 2), ("1.
 LLAMA_CPP = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 # where neither a model nor a prompt is known: the model that comes along, and a page or two
 USUAL = CacheAt(ModelShape(30, 9, 3, 64, 8192), 1024, 1087)
-FROM_DATA = ("qaq",)  # widths follow from the prompt's tensors, here from random ones: some percent more, or fewer
 WORDS = {
     "group_size": "groups {}",
     "residual_length": "residual {}",
@@ -149,8 +147,7 @@ def _solved(family: str, budget: float, at: CacheAt) -> LaneData | None:
         return None
     if met:
         lane = min(met, key=lambda one: abs(one[0] - budget))[1]
-        about = f"about {budget:g}: " if lane.get("method") in FROM_DATA else ""
-        return {**lane, "label": about + _words(lane)}
+        return {**lane, "label": (f"about {budget:g}: " if _from_data(lane) else "") + _words(lane)}
     below = [one for one in known if one[0] < budget]
     _, lane = max(below, key=lambda one: one[0]) if below else min(known, key=lambda one: one[0])
     says = "below" if below and len(below) < len(known) else "cannot reach"
@@ -171,6 +168,11 @@ def _planned(lane: str, shape: ModelShape) -> tuple[tuple[Assignment, ...], bool
         return None if built.why_not(shape) else (built.plan(shape), any(rule.sliding for rule in built.every_rule))
     except KvqError:
         return None
+
+
+def _from_data(lane: LaneData) -> bool:
+    """Whether widths follow from the prompt's tensors, here from random ones: some percent more, or fewer."""
+    return "rules" not in lane and make(lane["method"], **lane.get("knobs", {})).from_data is not None
 
 
 def _words(lane: LaneData) -> str:
