@@ -10,6 +10,7 @@ from kvq_core.advice.report import WeightsFile
 from kvq_core.analysis.deploy import of_rules
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.models import LoadedModel
+from kvq_core.models.gguf.header import read_header
 from kvq_core.pipeline.lanes import rule_record
 from kvq_core.shape import ModelRef, ModelShape
 from kvq_core.sizing.count import CacheBytes, NotKnown, cache_bytes, fp16_bytes
@@ -130,9 +131,16 @@ def weights_files(files: Sequence[Path]) -> list[WeightsFile]:
         parts = [file] if file.is_file() else sorted(file.glob("*.safetensors")) or sorted(file.glob("*.gguf"))
         if not parts:
             raise SpecError(f"weights = {excerpt(str(file))} is no file, and no folder with weights.")
-        nbytes = sum(part.stat().st_size for part in parts)
-        found.append(WeightsFile(file=str(file), bytes=nbytes, how="of its files", chosen=True))
+        nbytes, mended = sum(part.stat().st_size for part in parts), mended_part(parts)
+        how = f"of its files; {mended}" if mended else "of its files"
+        found.append(WeightsFile(file=str(file), bytes=nbytes, how=how, chosen=True))
     return sorted(found, key=lambda each: -(each.bytes or 0))
+
+
+def mended_part(parts: Sequence[Path]) -> str | None:
+    """What a file was mended for, where it is one that was: no study of the published file is about it."""
+    told = (read_header(part).mended for part in parts if part.suffix == ".gguf")
+    return next(filter(None, told), None)
 
 
 def model_shape(model: LoadedModel) -> ModelShape:
