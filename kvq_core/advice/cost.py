@@ -8,6 +8,7 @@ from typing import NamedTuple
 from kvq_core.methods import ModelShape, Window
 from kvq_core.sizing.fit import Cache
 from kvq_core.sizing.formats import FormatBits
+from kvq_core.sizing.reserve import engines
 from kvq_core.spec import TENSORS, Lane, Tensor
 from kvq_core.spec.plan import Assignment
 from kvq_core.spec.size import encoded_bits, saved_bytes
@@ -19,10 +20,11 @@ class CacheBytes(NamedTuple):
 
 
 class LaneCost:
-    """Of a lane on a model's shape, in an engine where one is named."""
+    """Of a lane on a model's shape, in an engine where one is named, on a card with so many bytes of memory."""
 
-    def __init__(self, lane: Lane, shape: ModelShape, engine: str | None):
+    def __init__(self, lane: Lane, shape: ModelShape, engine: str | None, memory: int | None = None):
         self.lane, self.shape, self.engine = lane, shape, engine
+        self._batched = engines()[engine].reads_at_once(memory) if engine is not None else None
         windowed = [at for at, layer in enumerate(shape.kinds) if layer.window is not None]
         self._stateful = any(layer.conv or layer.recurrent for layer in shape.kinds)
         self.plan: Sequence[Assignment] = lane.plan_of(range(len(shape.kinds)), windowed, self._stateful)
@@ -31,7 +33,7 @@ class LaneCost:
         """Bytes of ``batch`` sequences of ``context`` tokens."""
         if self.engine is not None and self._format is not None:
             cache = Cache.of(self._format, self.shape)
-            if (found := cache.reserved(self.engine, context, batch)) is not None:
+            if (found := cache.reserved(self.engine, context, batch, self._batched)) is not None:
                 return CacheBytes(found, True)
         return CacheBytes(batch * self._tensors(context), False)
 

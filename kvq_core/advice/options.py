@@ -47,12 +47,13 @@ class FitPlace:
         weights are not known."""
         if self.weights.bytes is None:
             return dict.fromkeys(MEMORIES)
-        cost, most = self._cost(lane), self.shape.context or LONGEST
-        given = {memory: replace(self.ask, memory=memory * 10**9, cache=None, bits=None) for memory in MEMORIES}
-        return {memory: replace(self, ask=ask)._longest(cost, most) for memory, ask in given.items()}
+        asks = (replace(self.ask, memory=memory * 10**9, cache=None, bits=None) for memory in MEMORIES)
+        places, most = [replace(self, ask=ask) for ask in asks], self.shape.context or LONGEST
+        return {memory: place._longest(place._cost(lane), most) for memory, place in zip(MEMORIES, places, strict=True)}
 
     def _cost(self, lane: Lane) -> LaneCost:
-        return LaneCost(lane, self.shape, self.ask.engine if self.ask.engine in engines() else None)
+        engine = self.ask.engine if self.ask.engine in engines() else None
+        return LaneCost(lane, self.shape, engine, self.ask.memory)
 
     def _longest(self, cost: LaneCost, most: int) -> int:
         low, high = 0, most
