@@ -32,7 +32,10 @@ class EngineCommand:
 
 ENGINES = {
     "llama.cpp": EngineCommand("llama-server -m M.gguf -fa on -ctk {keys} -ctv {values}", "f16"),
-    "ik_llama.cpp": EngineCommand("llama-server -m M.gguf -fa on -ctk {keys} -ctv {values}", "f16"),
+    # its own server, by where it is built, or a reader would take llama.cpp's, which rotates what it stores
+    "ik_llama.cpp": EngineCommand(
+        "ik_llama.cpp/build/bin/llama-server -m M.gguf -fa on -ctk {keys} -ctv {values}", "f16"
+    ),
     "vLLM": EngineCommand("vllm serve M --kv-cache-dtype {both}", "auto", "--kv-cache-dtype-skip-layers"),
     "SGLang": EngineCommand("python -m sglang.launch_server --model-path M --kv-cache-dtype {both}", "auto"),
     "TensorRT-LLM": EngineCommand("trtllm-serve M --kv_cache_dtype {both}", "auto"),
@@ -169,7 +172,11 @@ def _reason(engine: EngineCommand, rule: RuleRecord, layers: Sequence[LayerKind]
 
 
 def _skipped(engine: EngineCommand, rule: RuleRecord, layers: Sequence[LayerKind]) -> str:
-    """The layers that its one rule leaves out."""
+    """The layers that its one rule leaves out, where it quantizes any."""
+    if engine.skip is None or not _quantizes(rule):
+        return ""
     left = [] if rule.layers == "all" else [str(layer) for layer in range(len(layers)) if layer not in rule.layers]
-    left += [_WINDOWS] * (engine.skip is not None and leaves_windows(rule, layers))
+    if leaves_windows(rule, layers):  # vllm/model_executor/layers/attention/attention.py:300-312; chunks are none there
+        left += [str(at) for at, layer in enumerate(layers) if layer.kind == "chunked"]
+        left += [_WINDOWS] * any(layer.kind == "sliding" for layer in layers)
     return f" {engine.skip} {' '.join(left)}" if left else ""

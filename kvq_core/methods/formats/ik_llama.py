@@ -101,7 +101,7 @@ class Q6_0(Format):
 
     def elsewhere(self) -> tuple[Elsewhere, ...]:
         turned = " -khad -vhad" if self.rotate else ""
-        how = f"llama-server -m M.gguf -fa on -ctk q6_0 -ctv q6_0{turned}"
+        how = f"ik_llama.cpp/build/bin/llama-server -m M.gguf -fa on -ctk q6_0 -ctv q6_0{turned}"
         needs = "A CPU with AVX2 or NEON, or an NVIDIA GPU since Turing; no others are fully supported."  # its README
         since = first_release("ik_llama.cpp", "-vhad" if self.rotate else "q6_0")
         return (Elsewhere("ik_llama.cpp", how, needs=needs, since=since),)

@@ -54,7 +54,7 @@ def test_keys_by_one_type_and_values_by_another_are_two_flags_of_llama_cpp() -> 
     ways, _ = told(keys("q8_0"))
     assert ways == {"llama.cpp": "llama-server -m M.gguf -fa on -ctk q8_0 -ctv f16"}
     ways, _ = told(values("q4_0", knobs={"rotate": False}), keys("q6_0"))
-    assert ways == {"ik_llama.cpp": "llama-server -m M.gguf -fa on -ctk q6_0 -ctv q4_0"}
+    assert ways == {"ik_llama.cpp": "ik_llama.cpp/build/bin/llama-server -m M.gguf -fa on -ctk q6_0 -ctv q4_0"}
 
 
 def test_exllama_takes_a_width_for_each_and_has_no_unquantized_side() -> None:
