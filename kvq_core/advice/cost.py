@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from kvq_core.engines import engines
 from kvq_core.methods import ModelShape, Window
 from kvq_core.sizing.fit import Cache
 from kvq_core.sizing.formats import FormatBits
-from kvq_core.sizing.reserve import engines
 from kvq_core.spec import TENSORS, Lane, Tensor
 from kvq_core.spec.plan import Assignment
 from kvq_core.spec.size import encoded_bits, saved_bytes

@@ -9,13 +9,14 @@ from kvq_core.advice.choice import Option
 from kvq_core.advice.cost import LaneCost
 from kvq_core.advice.report import WeightsFile
 from kvq_core.analysis.deploy import of_rules
+from kvq_core.engines import engines
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.lanes import rule_record
 from kvq_core.shape import ModelShape
 from kvq_core.sizing.fit import LONGEST, MEMORIES
 from kvq_core.sizing.layers import shape_of
-from kvq_core.sizing.reserve import allowance, engines
+from kvq_core.sizing.reserve import allowance
 from kvq_core.sizing.weights import weights_in_memory
 from kvq_core.spec import Lane
 

@@ -5,25 +5,20 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from kvq_core.analysis.deploy import ENGINES
 from kvq_core.decision.layer_plans import FP16, Candidate, LayerPlan
 from kvq_core.decision.pasted_words import scan, settings
 from kvq_core.decision.spaces import words_in
+from kvq_core.engines import UNRELEASED, engines
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods import LayerKind, Method, make
-from kvq_core.methods.first_releases import UNRELEASED
 from kvq_core.sizing.formats import formats
 from kvq_core.spec import Lane
 
 # Engines by what is told of them; where several have a flag, the first is meant whose formats the words are, unless the
 # text names one.
-_APART = ("llama.cpp", "ik_llama.cpp")
-_TOGETHER = {"vLLM": "vllm", "SGLang": "sglang|sgl", "TensorRT-LLM": "trtllm|tensorrt"}
-_FORK = re.compile(r"LLAMA_ATTN_ROT_DISABLE\W+1|ik[-_]llama")
+_UNROTATED = re.compile(r"LLAMA_ATTN_ROT_DISABLE\W+1")
 _CALLED = ("ctk", "ctv")
 _TURNS = {"-khad", "-vhad"}
-# Other names of a format: vLLM's config/cache.py; SGLang's arg_groups/fields/model.py, fp4_e2m1 until 0.5.20.
-_ALSO = {"vLLM": {"fp8_e4m3": "fp8"}, "SGLang": {"fp4_e2m1": "fp4_mx_block16", "bfloat16": "bf16"}}
 _OLLAMA = ("f16", "q8_0", "q4_0")  # fs/ggml/ggml.go, SupportsKVCacheType; whether its build rotates is not known
 _LMDEPLOY = {"0": "auto", "16": "fp8", "17": "fp8_e5m2"}  # messages.py, QuantPolicy, as vLLM calls them
 _NEAREST = "The nearest is per_token with bits = {}, group_size = {}, residual_length = 0."
@@ -63,11 +58,11 @@ def policy_of_flags(
     """The policy that a command says to the engine of that name, on a model of so many layers, of which ``windowed``
     attend to a sliding window. Raises SpecError."""
     words = {word: own for own, word in _words(name, candidates)}
-    words |= {also: words[word] for also, word in _ALSO.get(name, {}).items() if word in words}
+    words |= {also: words[word] for also, word in engines()[name].also.items() if word in words}
     given = _read(command)
     try:
-        if ENGINES[name].apart:
-            plain = ENGINES[name].plain or ""
+        if engines()[name].apart:
+            plain = engines()[name].plain or ""
             return LayerPlan(*(_ends(given, flag, words, layers, plain) for flag in _CALLED))
         own, skipped = words[given["both"] or ""], set(given["skip"])
     except KeyError as error:
@@ -154,15 +149,19 @@ def _of_transformers(config: dict[str, str]) -> Lane:
 
 
 def _engines(given: dict[str, Any], command: str) -> Iterator[str]:
-    """Engines that the flags may be for. Raises SpecError where there is no flag of a cache."""
+    """Engines that the flags may be for: those that the text names, else all that have them. Raises SpecError where
+    there is no flag of a cache."""
+    rows = engines()
+    named = [name for name, row in rows.items() if row.marks and re.search(row.marks, command, re.IGNORECASE)]
     if given["cq"]:
         yield "ExLlamaV3"
     if given["ctk"] or given["ctv"]:
-        fork = _FORK.search(command) or given["ctk_first"] or given["ctv_first"]
-        yield from _APART[::-1] if fork or given["ctk_last"] or given["ctv_last"] else _APART
+        fork = _UNROTATED.search(command) or any(given[f"{flag}_{at}"] for flag in _CALLED for at in ("first", "last"))
+        apart = [name for name, row in rows.items() if row.apart and "-ctk" in row.command]
+        yield from apart[::-1] if fork or set(apart) & set(named) else apart
     if given["both"]:
-        named = [name for name, mark in _TOGETHER.items() if re.search(mark, command, re.IGNORECASE)]
-        yield from named or _TOGETHER
+        together = [name for name, row in rows.items() if row.marks and "{both}" in row.command]
+        yield from [name for name in together if name in named] or together
     if not any(given[name] for name in ("cq", "ctk", "ctv", "both")):
         raise SpecError(f"{excerpt(command)} holds no flags of a KV cache; known: {KNOWN}.")
 

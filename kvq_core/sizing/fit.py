@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvq_core.engines import engines
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.frozen import Frozen
 from kvq_core.shape import LayerKind, ModelShape
 from kvq_core.sizing.formats import FormatBits, formats
 from kvq_core.sizing.layers import read_config, shape_of
-from kvq_core.sizing.reserve import Allowance, Stack, allowance, engines, reserved_bytes
+from kvq_core.sizing.reserve import Allowance, Stack, allowance, reserved_bytes
 from kvq_core.sizing.weights import Weights, weights_of
 
 MEMORIES = (16, 24, 48, 80, 141)  # GB of common GPUs

@@ -1,53 +1,18 @@
 """What engines set aside for a cache: pages, padding, what sliding layers are given, pages of states."""
 
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
-from typing import Literal
 
+from kvq_core.engines import Engine, engine_data, engines
 from kvq_core.frozen import Frozen
 from kvq_core.shape import LayerKind, ModelShape
 from kvq_core.sizing.formats import FormatBits
-from kvq_core.sizing.layers import SHIPPED
 
 ALIGNED = 16  # tokens that vLLM's page of attention beside states is a multiple of
 NEAR = 1.5  # kinds of layers whose counts are closer than that are one group's size in vLLM, the larger count's
 Stack = Counter[LayerKind]  # layers by what they hold
-
-
-class EngineReserve(Frozen):
-    """How an engine sets aside memory. ``block``: tokens of a page, or that cells are padded to; ``windows``: what
-    layers with a window are given: pages of a window and of the tokens in flight, all tokens (whole), or cells of a
-    window and of ``chunk`` new tokens in the families that its code windows, some with that many layers alone; None, or
-    a family that is not there: not known. ``batched_tokens``: new tokens that it reads at once, by the GiB that a card
-    has at least, and ``batches`` of them in flight; ``states``: how it holds states, None where that is not known;
-    ``latent``: its words of the formats that it has for MLA, None: all; ``tensors``: it takes what its tensors do."""
-
-    version: str
-    block: int
-    windows: Literal["pages", "whole"] | dict[str, bool | int] | None = None
-    chunk: int = 0
-    batched_tokens: tuple[tuple[int, int], ...] = ()
-    batches: int = 1
-    states: Literal["pages", "float32"] | None = None
-    latent: tuple[str, ...] | None = None
-    tensors: bool = False
-    evidence: tuple[str, ...] = ()
-
-    def reads_at_once(self, memory: int | None) -> int | None:
-        """New tokens, on a card with so many bytes, one of the smallest where that is not known; None where what it
-        sets aside does not hang on them."""
-        card = (memory or 0) / 2**30
-        return next((tokens for least, tokens in self.batched_tokens if card >= least), None)
-
-    def in_windows(self, shape: ModelShape) -> bool | None:
-        """Whether its layers with a window hold no more than that; None where that is not known."""
-        if not isinstance(self.windows, dict):
-            return None if self.windows is None else self.windows == "pages"
-        found = self.windows.get(shape.architecture)
-        return found if found is None or isinstance(found, bool) else found == shape.layers
 
 
 class Allowance(Frozen):
@@ -63,17 +28,8 @@ class Allowance(Frozen):
 
 
 @cache
-def engines() -> dict[str, EngineReserve]:
-    return {name: EngineReserve.model_validate(each) for name, each in _data()["engine"].items()}
-
-
-@cache
 def allowance() -> Allowance:
-    return Allowance.model_validate(_data()["allowance"])
-
-
-def _data() -> dict[str, dict[str, dict[str, object]]]:
-    return tomllib.loads((SHIPPED / "engines.toml").read_text(encoding="utf-8"))
+    return Allowance.model_validate(engine_data()["allowance"])
 
 
 def reserved_bytes(
@@ -106,7 +62,7 @@ def _token_bytes(format: FormatBits, stack: Stack) -> Callable[[LayerKind], floa
     return lambda layer: share * layer.elements * 2.0 + (1 - share) * format.token_bytes(layer)
 
 
-def _cells(engine: EngineReserve, layer: LayerKind, in_windows: bool, context: int) -> int:
+def _cells(engine: Engine, layer: LayerKind, in_windows: bool, context: int) -> int:
     """Tokens that a layer is given room for."""
     whole = _padded(context, engine.block)
     if layer.window is None or not in_windows:

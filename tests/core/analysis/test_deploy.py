@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, QuantizedCache
 
-from kvq_core.analysis.deploy import ENGINES, whole_lane
+from kvq_core.analysis.deploy import whole_lane
+from kvq_core.engines import engines
 from kvq_core.methods import LayerKind, make, methods
 from kvq_core.record.fields import LaneRecord, RuleRecord
 from kvq_core.spec import bundle_lanes, parse_lane
@@ -124,7 +125,7 @@ def test_methods_that_no_engine_knows_are_none_of_its_lanes() -> None:
 @pytest.mark.parametrize("name", methods())
 def test_what_engines_call_a_format_is_what_its_flags_say(name: str) -> None:
     method = make(name)
-    assert method.cache_types.keys() <= ENGINES.keys()
+    assert method.cache_types.keys() <= engines().keys()
     for way in method.elsewhere():
         known = method.cache_types.keys() - {"transformers"}  # whose words are code
         if way.tool in known and not method.cache_types[way.tool].startswith("f16"):

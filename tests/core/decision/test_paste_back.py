@@ -1,12 +1,14 @@
 """Whatever the project writes for an engine is read back as the lane that it was written for."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from kvq_core.analysis.deploy import ENGINES, of_rules
+from kvq_core.analysis.deploy import of_rules
 from kvq_core.decision.engine_flags import engine_formats, lane_of_flags, passed_over
+from kvq_core.engines import engines
 from kvq_core.methods import LayerKind, Method, ModelShape, make, methods
 from kvq_core.methods.deployments import Elsewhere, with_center
 from kvq_core.methods.formats.exllama import Exl3
@@ -73,7 +75,7 @@ def test_a_command_is_read_back_as_its_lane(shape: ModelShape) -> None:
             assert way.how in [each.how for each in again if each.tool == way.tool], (way.how, given)
             assert passed_over(way.how, read) == ()
             told.add(way.tool)
-    assert told == ENGINES.keys()
+    assert told == engines().keys()
 
 
 VARIANTS = {
@@ -110,7 +112,7 @@ def by_tensor(lane: Lane) -> dict[str, Method]:
 def test_what_a_method_says_of_an_engine_is_read_back(name: str) -> None:
     for knobs in ({}, *VARIANTS.get(name, [])):
         method, lane = make(name, **knobs), Lane.model_validate({"label": "", "method": name, "knobs": knobs})
-        for way in (way for way in method.elsewhere() if way.tool in ENGINES):
+        for way in (way for way in method.elsewhere() if way.tool in engines()):
             read = lane_of_flags(way.how, SHAPES["full"].kinds)
             assert name in NEAR or by_tensor(read) == by_tensor(lane), way.how
             assert passed_over(way.how, read) == ()
@@ -122,3 +124,14 @@ def test_a_line_with_what_no_lane_has_says_so() -> None:
     assert "--kv-mean-center" in line and passed_over(line, lane_of_flags(line, None)) == ("--kv-mean-center",)
     turned = "ik_llama.cpp/build/bin/llama-server -ctk q8_0 -ctv q8_0 -khad"
     assert passed_over(turned, lane_of_flags(turned, None)) == ("-khad",)
+
+
+@pytest.mark.parametrize("name", engines())
+def test_an_engine_is_told_with_file_and_line(name: str) -> None:
+    row = engines()[name]
+    assert row.source.keys() == {"flags", "words", "prefill", "windows", "reserve"}, "or: not found in its source"
+    assert all(each == "not found in its source" or re.search(r"\.(py|cpp|h)\b", each) for each in row.source.values())
+    words = {word for each in engine_formats() if (word := each.method.cache_types.get(name))}
+    assert set(row.also.values()) <= words, "other words of formats that it has"
+    if name != "transformers":  # what its releases are told of is arguments of code
+        assert row.first.keys() - words <= {row.skip, *re.findall(r"-\w+", "-vhad -cq -cca"), row.plain}
