@@ -7,8 +7,9 @@ from typing import Any
 from benchmarks.llama_cpp import FORMATS, pairs
 from benchmarks.measured import figures, table
 from benchmarks.sources import source_of
+from kvq_core.engines import engines
 from kvq_core.methods import OFTEN, Method, ModelShape, methods
-from kvq_core.methods.deployments import READ_IN, Elsewhere
+from kvq_core.methods.deployments import Elsewhere
 from kvq_core.sizing.stored import encoded_bits
 from kvq_core.spec import DEFAULT_MODEL
 
@@ -149,7 +150,7 @@ def _row(cls: type[Method]) -> list[str]:
 
 
 def _whose(way: Elsewhere) -> str:
-    return f"{way.tool}, {way.first}" if way.tool in READ_IN else way.tool
+    return f"{way.tool}, {way.first}" if way.tool in engines() else way.tool
 
 
 def _bits(method: Method, head_dim: int) -> str:

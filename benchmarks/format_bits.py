@@ -11,7 +11,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from kvq_core.analysis.deploy import ENGINES
+from kvq_core.engines import engines
 from kvq_core.methods import Method, ModelShape, methods
 from kvq_core.presets import bundle_lanes
 from kvq_core.sizing.formats import FILE, HEAD_DIMS
@@ -43,17 +43,17 @@ def rows(head_dims: tuple[int, ...] = HEAD_DIMS) -> list[dict[str, Any]]:
 
 
 def _row(method: Method, names: list[str], head_dims: tuple[int, ...]) -> dict[str, Any]:
-    engines = {name: engine.plain for name, engine in ENGINES.items() if engine.plain} if method.name == "fp16" else {}
+    words = {name: engine.plain for name, engine in engines().items() if engine.plain} if method.name == "fp16" else {}
     cached = next((name for name in names if name.startswith("transformers ")), None)
     if cached is not None:
-        engines = {"transformers": cached.removeprefix("transformers ")}
+        words = {"transformers": cached.removeprefix("transformers ")}
     if method.name == "fp16":
-        engines["transformers"] = "DynamicCache"
+        words["transformers"] = "DynamicCache"
     return {
         "name": _name(method, names),
         "method": method.name,
         "knobs": method.model_dump(mode="json", exclude_defaults=True),
-        "engines": {**method.cache_types, **engines},
+        "engines": {**method.cache_types, **words},
         "windows": [[w.sink, w.recent, w.step or 1, w.whole_prompt] for w in method.windows()],
         "boundary": len(method.kept_layers(LAYERS)) // 2,
         "bits": {dim: bits for dim in head_dims if (bits := _bits(method, dim)) is not None},

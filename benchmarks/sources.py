@@ -3,13 +3,13 @@ pull request."""
 
 from dataclasses import dataclass
 
+from kvq_core.engines import engines
 from kvq_core.methods import Method
-from kvq_core.methods.deployments import READ_IN
 
 
 @dataclass(frozen=True)
 class Source:
-    """``name``: what it is called, an engine where READ_IN has its version; ``files`` of ``repository`` at ``ref``;
+    """``name``: what it is called, an engine whose version is known; ``files`` of ``repository`` at ``ref``;
     without ``ref`` the repository, or a ``pull`` request of it."""
 
     name: str
@@ -19,7 +19,7 @@ class Source:
     pull: int | None = None
 
     def markdown(self) -> str:
-        version = f" {READ_IN[self.name]}" if self.name in READ_IN and self.ref else ""
+        version = f" {engines()[self.name].version}" if self.name in engines() and self.ref else ""
         address = f"https://github.com/{self.repository}"
         if self.pull is not None:
             return f"{self.name} [pull request {self.pull}]({address}/pull/{self.pull})"

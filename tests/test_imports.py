@@ -19,6 +19,7 @@ _TABLE = """
     errors:
     frozen:
     shape: frozen
+    engines: frozen shape
     settings: errors
     limits: errors settings
     logs: errors settings
@@ -28,19 +29,19 @@ _TABLE = """
     events: record
     codecs: errors kernels
     codebooks: errors frozen machine settings
-    methods: codebooks codecs errors frozen kernels shape
+    methods: codebooks codecs engines errors frozen kernels shape
     complaints: errors
     spec: complaints errors frozen methods
     presets: complaints errors frozen methods sizing spec
     links: errors spec
-    analysis: errors methods record spec
+    analysis: engines errors methods record spec
     models: errors kernels machine methods settings shape sizing spec
     engine: codecs divergence errors machine methods models spec
     training: codebooks errors kernels machine methods models settings spec
     capture: divergence engine errors machine methods models settings spec
     metrics: divergence engine methods record
     store: errors logs machine record settings
-    sizing: codecs errors frozen methods shape spec
+    sizing: codecs engines errors frozen methods shape spec
     pipeline: analysis capture codecs engine errors events frozen logs machine methods metrics models presets record
         settings sizing spec store
     external: errors events machine methods models pipeline record spec
@@ -50,9 +51,9 @@ _TABLE = """
     claims: capture codebooks codecs divergence engine errors frozen machine methods models pipeline presets record
         settings spec training
     studies: analysis complaints errors events limits links logs machine models pipeline presets record spec store
-    decision: analysis errors events machine methods models pipeline record settings sizing spec studies
-    advice: analysis complaints decision errors inspection methods models pipeline presets shape sizing spec store
-        studies
+    decision: analysis engines errors events machine methods models pipeline record settings sizing spec studies
+    advice: analysis complaints decision engines errors inspection methods models pipeline presets shape sizing spec
+        store studies
     lm_eval: engine errors models spec
     mend: codecs divergence errors external machine methods models presets spec studies
     cli: advice analysis claims codebooks decision errors events external inspection machine mend methods models
@@ -68,13 +69,13 @@ _TABLE = """
         spec store studies training ui.html
     ui.form: decision errors links methods models presets record settings spec training ui.html ui.service
     ui.server: errors events logs machine models packed pipeline settings spec store ui.export ui.service
-    ui.views: analysis errors methods record spec ui.figures ui.form ui.html ui.selection ui.service ui.words
+    ui.views: analysis engines errors methods record spec ui.figures ui.form ui.html ui.selection ui.service ui.words
     ui.panels: analysis claims errors events frozen inspection links logs mend methods models packed pipeline presets
         record settings spec store training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views
         ui.words
     ui.study: errors events limits logs machine models presets settings spec store studies ui.figures ui.form ui.html
         ui.panels ui.service ui.views ui.words
-    ui.decide: advice analysis decision errors inspection limits links logs models settings sizing spec studies
+    ui.decide: advice analysis decision engines errors inspection limits links logs models settings sizing spec studies
         ui.figures ui.html ui.panels ui.service ui.study ui.views
     ui.api: advice analysis claims errors events inspection methods models pipeline presets record sizing spec
         store studies ui.decide ui.service ui.study ui.words
@@ -101,7 +102,7 @@ OPEN_TO_THE_PAGE = {
     "training": {"offer"},
     "machine": {"files", "memory", "owner", "telling"},
 }
-LOOSE = {"kvq_core": 11, "ui": 6, "tests": 12}  # modules that may lie outside the rooms, and test files outside theirs
+LOOSE = {"kvq_core": 12, "ui": 6, "tests": 12}  # modules that may lie outside the rooms, and test files outside theirs
 SOURCES = sorted(
     [*CORE.rglob("*.py"), *(ROOT / "ui").rglob("*.py"), *(ROOT / "kernels").rglob("*.py"), ROOT / "app.py"]
 )

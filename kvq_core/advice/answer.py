@@ -11,7 +11,7 @@ from kvq_core.advice.choice import AdvisedChoice, Option, choose
 from kvq_core.advice.evidence import Evidence, evidence
 from kvq_core.advice.report import Advice, LaneCandidate, WeightsFile, Worst
 from kvq_core.advice.sentences import Findings, answer_of, helps_of, reasons_of, unflagged, untested_of
-from kvq_core.methods.deployments import READ_IN
+from kvq_core.engines import engines
 from kvq_core.sizing.units import size_text
 from kvq_core.studies.intervals import mean_interval
 from kvq_core.studies.pairs import PairedDifference, pairs
@@ -79,7 +79,7 @@ def advice_of(study: Study, ask: Ask) -> Advice:
         batch=ask.batch,
         room=told.room,
         engine=ask.engine,
-        version=READ_IN.get(ask.engine) if ask.engine else None,
+        version=engines()[ask.engine].version if ask.engine in engines() else None,
         weights=study.weights,
         plain_bytes=round(study.fp16.size),
         plain_fits=study.fp16.fits,

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Literal
 
-from kvq_core.analysis.deploy import ENGINES
 from kvq_core.analysis.verdict import TIERS, Tier
+from kvq_core.engines import engines
 from kvq_core.errors import SpecError, excerpt
 
 CONTEXT = 8_192  # tokens, where none is asked for
@@ -95,7 +95,7 @@ def engine_of(given: str | None) -> str | None:
     """An engine's name as it is written elsewhere. Raises SpecError for one whose flags are not known."""
     if given is None:
         return None
-    known = {name.lower(): name for name in ENGINES}
+    known = {name.lower(): name for name in engines()}
     if given.strip().lower() not in known:
         raise SpecError(f"engine = {excerpt(given)} is not allowed; flags are known of {', '.join(known)}.")
     return known[given.strip().lower()]

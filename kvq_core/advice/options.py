@@ -8,6 +8,7 @@ from kvq_core.advice.ask import Ask
 from kvq_core.advice.choice import Option
 from kvq_core.advice.report import WeightsFile
 from kvq_core.analysis.deploy import of_rules
+from kvq_core.engines import engines
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.models import LoadedModel
 from kvq_core.models.gguf.header import read_header
@@ -16,7 +17,7 @@ from kvq_core.shape import ModelRef, ModelShape
 from kvq_core.sizing.count import CacheBytes, NotKnown, cache_bytes, fp16_bytes
 from kvq_core.sizing.fit import LONGEST, MEMORIES
 from kvq_core.sizing.layers import shape_of
-from kvq_core.sizing.reserve import allowance, engines
+from kvq_core.sizing.reserve import allowance
 from kvq_core.sizing.weights import weights_in_memory
 from kvq_core.spec import Lane
 
@@ -68,7 +69,7 @@ class FitPlace:
     def _held(self, lane: Lane, context: int) -> CacheBytes | NotKnown:
         """By the sequences asked for, all tokens of which are prompts."""
         engine = self.ask.engine if self.ask.engine in engines() else None
-        return cache_bytes(lane, self.shape, context, context, self.ask.batch, engine, self.model)
+        return cache_bytes(lane, self.shape, context, context, self.ask.batch, engine, self.model, self.ask.memory)
 
     def _longest(self, lane: Lane, most: int) -> int:
         low, high = 0, most

@@ -3,42 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvq_core.engines import Engine, engines, first_release, latest
 from kvq_core.errors import SpecError
 from kvq_core.methods import LayerKind, make
 from kvq_core.methods.deployments import Elsewhere
-from kvq_core.methods.first_releases import first_release, latest
 from kvq_core.record.fields import LaneRecord, RuleRecord
 from kvq_core.spec import TENSORS, Tensor
 
-
-@dataclass(frozen=True)
-class EngineCommand:
-    """How an engine is told its cache: ``command`` with {keys} and {values}, or with {both} where it has one format for
-    the two. ``plain``: its word for a cache that is not quantized; None: it cannot have that beside a quantized one.
-    ``skip``: what comes before the layers that it leaves unquantized; None: all layers are alike. ``mixed``: whether it
-    stores so beside layers of another kind than full attention.
-    """
-
-    command: str
-    plain: str | None
-    skip: str | None = None
-    mixed: bool = True
-
-    @property
-    def apart(self) -> bool:
-        """Whether keys and values have formats of their own."""
-        return "{keys}" in self.command
-
-
-ENGINES = {
-    "llama.cpp": EngineCommand("llama-server -m M.gguf -fa on -ctk {keys} -ctv {values}", "f16"),
-    "ik_llama.cpp": EngineCommand("llama-server -m M.gguf -fa on -ctk {keys} -ctv {values}", "f16"),
-    "vLLM": EngineCommand("vllm serve M --kv-cache-dtype {both}", "auto", "--kv-cache-dtype-skip-layers"),
-    "SGLang": EngineCommand("python -m sglang.launch_server --model-path M --kv-cache-dtype {both}", "auto"),
-    "TensorRT-LLM": EngineCommand("trtllm-serve M --kv_cache_dtype {both}", "auto"),
-    "ExLlamaV3": EngineCommand("-cq {keys},{values}", None),
-    "transformers": EngineCommand("model.generate(**inputs, cache_implementation={both})", '"dynamic"', mixed=False),
-}
 _WINDOWS = "sliding_window"  # among the layers that vLLM leaves out: those that attend to a window
 
 
@@ -61,7 +32,7 @@ def of_rules(rules: Sequence[RuleRecord], layers: Sequence[LayerKind]) -> tuple[
     """``whole_lane`` of a lane's rules."""
     words = [{tensor: _words(rule, tensor) for tensor in _tensors(rule)} for rule in rules]
     ways, refusals = [], []
-    for name, engine in ENGINES.items():
+    for name, engine in engines().items():
         own = [{tensor: known.get(name) for tensor, known in each.items()} for each in words]
         if not any(word for each in own for word in each.values()):
             continue
@@ -84,7 +55,7 @@ def _notes(rules: Sequence[RuleRecord], engine: str) -> tuple[str | None, str | 
 def _since(rules: Sequence[RuleRecord], engine: str, command: str) -> str | None:
     """The first release with all that a command of an engine asks for."""
     asked = [way.since for rule in rules for way in _elsewhere(rule) if way.tool == engine]
-    if asked and (skip := ENGINES[engine].skip) and skip in command:
+    if asked and (skip := engines()[engine].skip) and skip in command:
         asked.append(first_release(engine, skip))
     return latest(asked)
 
@@ -111,7 +82,7 @@ def _words(rule: RuleRecord, tensor: Tensor) -> dict[str, str]:
 
 
 def _told(
-    engine: EngineCommand,
+    engine: Engine,
     name: str,
     rules: Sequence[RuleRecord],
     words: Sequence[dict[Tensor, str | None]],
@@ -146,7 +117,7 @@ def leaves_windows(rule: RuleRecord, layers: Sequence[LayerKind]) -> bool:
     return windowed and not rule.sliding and rule.layers == "all" and _quantizes(rule)
 
 
-def _reason(engine: EngineCommand, rule: RuleRecord, layers: Sequence[LayerKind], several: bool) -> str | None:
+def _reason(engine: Engine, rule: RuleRecord, layers: Sequence[LayerKind], several: bool) -> str | None:
     """Why it cannot have a rule, whatever its format; None where it can."""
     if not engine.mixed and _quantizes(rule) and any(layer.kind != "full" or layer.recurrent for layer in layers):
         return "it takes models alone all of whose layers keep all tokens"
@@ -168,8 +139,12 @@ def _reason(engine: EngineCommand, rule: RuleRecord, layers: Sequence[LayerKind]
     return None
 
 
-def _skipped(engine: EngineCommand, rule: RuleRecord, layers: Sequence[LayerKind]) -> str:
-    """The layers that its one rule leaves out."""
+def _skipped(engine: Engine, rule: RuleRecord, layers: Sequence[LayerKind]) -> str:
+    """The layers that its one rule leaves out, where it quantizes any."""
+    if engine.skip is None or not _quantizes(rule):
+        return ""
     left = [] if rule.layers == "all" else [str(layer) for layer in range(len(layers)) if layer not in rule.layers]
-    left += [_WINDOWS] * (engine.skip is not None and leaves_windows(rule, layers))
+    if leaves_windows(rule, layers):  # vllm/model_executor/layers/attention/attention.py:300-312; chunks are none there
+        left += [str(at) for at, layer in enumerate(layers) if layer.kind == "chunked"]
+        left += [_WINDOWS] * any(layer.kind == "sliding" for layer in layers)
     return f" {engine.skip} {' '.join(left)}" if left else ""

@@ -21,6 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", metavar="SIZE", help="memory that weights and cache are to fit into, such as 24GB")
     parser.add_argument("--context", metavar="TOKENS", type=int, help="tokens of a sequence (at most 8,192 otherwise)")
     parser.add_argument("--batch", metavar="N", type=int, default=1, help="sequences at once (1)")
+    said = "new tokens that vLLM reads at once, its --max-num-batched-tokens (as vLLM takes by card)"
+    parser.add_argument("--batched-tokens", metavar="TOKENS", type=int, help=said)
 
 
 def is_at_once(arguments: argparse.Namespace) -> bool:
@@ -31,15 +33,14 @@ def is_at_once(arguments: argparse.Namespace) -> bool:
 
 
 def asked_for(arguments: argparse.Namespace) -> "FitRequest":
-    """Raises SpecError for a memory, a context or a batch that cannot be."""
+    """Raises SpecError for a memory, or a number of tokens or sequences, that cannot be."""
     from kvq_core.sizing.fit import FitRequest, memory_of
 
-    for name in ("context", "batch"):
-        value = getattr(arguments, name)
+    given = {name: getattr(arguments, name) for name in ("context", "batch", "batched_tokens")}
+    for name, value in given.items():
         if value is not None and not 1 <= value <= MOST:
             raise SpecError(f"{name} = {value} is not allowed; give a whole number from 1 to {MOST:,}.")
-    memory = memory_of(arguments.memory) if arguments.memory else None
-    return FitRequest(memory=memory, context=arguments.context, batch=arguments.batch)
+    return FitRequest(memory=memory_of(arguments.memory) if arguments.memory else None, **given)
 
 
 def fit_of_loaded(model: "LoadedModel", asked: "FitRequest") -> "Fit":
@@ -112,9 +113,21 @@ def _foot(found: "Fit") -> list[str]:
         f"Under a memory's name: the longest context of {found.batch} such sequences that fits beside the weights. "
         f"{share:.0%} of it and {size_text(spare, 3)} are left for what is no cache; the rest is an assumption: "
         "docs/inspect.md.",
+        *_at_once(found),
         *found.warnings,
         *(f"Not known: {each}." for each in found.unknown),
     ]
+
+
+def _at_once(found: "Fit") -> Iterator[str]:
+    """What an engine was taken to read at once, where sliding layers are given room for it."""
+    if any(each.holds.kind == "sliding" for each in found.layers):
+        rows = (row for each in found.formats for row in each.engines if row.batched_tokens)
+        for engine, tokens in dict.fromkeys((row.engine, row.batched_tokens) for row in rows):
+            yield (
+                f"{engine}'s sliding layers hold a window and the tokens in flight: reserved here for {tokens:,} new "
+                "ones at once, under a memory's name for what it reads on such a card, unless --batched-tokens says."
+            )
 
 
 def _size(nbytes: int | None) -> str:

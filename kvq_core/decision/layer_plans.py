@@ -81,8 +81,9 @@ class LayerPlan:
     def of(self, tensor: Tensor) -> tuple[str, ...]:
         return self.keys if tensor == "keys" else self.values
 
-    def lane(self, candidates: Sequence[Candidate], label: str = "") -> Lane:
-        """A rule for each format and the layers it is for; keys and values together where these are the same."""
+    def lane(self, candidates: Sequence[Candidate], label: str = "", sliding: bool = False) -> Lane:
+        """A rule for each format and the layers it is for; keys and values together where these are the same.
+        ``sliding``: layers that attend to a window are stored so, too."""
         rules: list[dict[str, Any]] = []
         for each in candidates:
             keys, values = (tuple(n for n, name in enumerate(self.of(t)) if name == each.name) for t in TENSORS)
@@ -91,7 +92,7 @@ class LayerPlan:
             for tensor, layers in apart:
                 if layers:
                     where = "all" if layers == whole else layers
-                    rules.append({**each.data, "tensors": tensor, "layers": where})
+                    rules.append({**each.data, "tensors": tensor, "layers": where, "sliding": sliding})
         if not rules:
             return Lane(label=label, method=FP16)
         return Lane.model_validate({"label": label, "rules": rules})

@@ -6,12 +6,11 @@ A format's name there is its method's ``cache_types``; ``flags`` writes what ``e
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from kvq_core.analysis.deploy import ENGINES
 from kvq_core.decision import modelopt
 from kvq_core.decision.layer_plans import FP16, Candidate, LayerPlan
 from kvq_core.decision.solver import Costs, SolvedPolicy, by_layer, ends_apart, free, one_each, skip_list
+from kvq_core.engines import engines
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.methods.deployments import READ_IN
 
 Solve = Callable[[Costs, int], SolvedPolicy]
 # an engine as the command names it: its name elsewhere, and how its policies are found
@@ -37,7 +36,7 @@ def version_of(engine: str) -> str:
     """What was read of it."""
     if engine == MODELOPT:
         return f"{modelopt.VERSION}; only an open pull request of vLLM reads it, 56116"
-    return READ_IN[engine_title(engine)]
+    return engines()[engine_title(engine)].version
 
 
 def words_of(engine: str, candidates: Sequence[Candidate]) -> dict[str, str]:
@@ -50,7 +49,7 @@ def words_of(engine: str, candidates: Sequence[Candidate]) -> dict[str, str]:
 def words_in(name: str, candidates: Sequence[Candidate]) -> dict[str, str]:
     """``words_of`` of an engine by its name."""
     found = {each.name: word for each in candidates if (word := each.method.cache_types.get(name))}
-    return {**found, FP16: ENGINES[name].plain or ""}
+    return {**found, FP16: engines()[name].plain or ""}
 
 
 def solve(costs: Costs, budget: int, engine: str | None, candidates: Sequence[Candidate]) -> SolvedPolicy:
@@ -74,12 +73,12 @@ def flags(engine: str, plan: LayerPlan, candidates: Sequence[Candidate]) -> str:
     name = engine_title(engine)
     if engine == MODELOPT:
         return modelopt.exported(plan, candidates)
-    words, command = words_of(engine, candidates), ENGINES[name].command
+    words, command = words_of(engine, candidates), engines()[name].command
     if engine == "vllm":
         stored = [each for each in plan.keys if each != FP16]
         skipped = [str(layer) for layer, each in enumerate(plan.keys) if each == FP16]
         said = command.format(both=words[stored[0]] if stored else words[FP16])
-        return f"{said} {ENGINES[name].skip} {' '.join(skipped)}" if stored and skipped else said
+        return f"{said} {engines()[name].skip} {' '.join(skipped)}" if stored and skipped else said
     runs = {letter: _runs(names) for letter, names in (("k", plan.keys), ("v", plan.values))}
     base = {letter: words[found[1][0]] for letter, found in runs.items()}
     said = command.format(keys=base["k"], values=base["v"])

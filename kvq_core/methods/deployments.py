@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from kvq_core.methods.first_releases import UNRELEASED, first_release
+from kvq_core.engines import UNRELEASED, first_release
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,6 @@ class Home:
     own_chunk: Literal["raw", "stored"]
 
 
-# the version of each engine whose source, or documentation, says what is said here; first_releases has the first ones
-READ_IN = {
-    "llama.cpp": "0c1e57098, 2026",
-    "ik_llama.cpp": "8337e4cd3, 2026-08-15",
-    "vLLM": "0.33.0",
-    "SGLang": "0.5.23",
-    "TensorRT-LLM": "its documentation of 2026-03",
-    "transformers": "5.23",
-    "ExLlamaV3": "4f8ad01, 2026-08-08",
-}
 CONFIG = {  # transformers' own of a QuantizedCache
     "backend": "quanto",
     "nbits": 4,

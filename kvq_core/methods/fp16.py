@@ -3,9 +3,9 @@
 from typing import ClassVar
 
 from kvq_core.codecs.window import Window
+from kvq_core.engines import first_release
 from kvq_core.methods.base import Fitted, Method, Prompt
 from kvq_core.methods.deployments import HALF_MODEL, Elsewhere
-from kvq_core.methods.first_releases import first_release
 
 
 class Fp16(Method):

@@ -10,6 +10,8 @@ from kvq_core.models.gguf.folder import read_converted
 from kvq_core.models.loader import in_memory
 from kvq_core.models.naming import weights_bytes_of
 from kvq_core.models.source import ModelSource, path_of
+from kvq_core.shape import LayerKind
+from kvq_core.sizing.layers import shape_of
 from kvq_core.spec import DEFAULT_MODEL
 
 
@@ -38,11 +40,13 @@ def configuration_of(id: str, revision: str | None = None) -> Configured | None:
         return None
 
 
-def layers_of(id: str, revision: str | None = None) -> int | None:
-    """How many layers a model has; None where that is not known before it is loaded."""
+def layers_of(id: str, revision: str | None = None) -> tuple[LayerKind, ...] | None:
+    """What each layer of a model holds; None where that is not known before it is loaded."""
     found = configuration_of(id, revision)
-    layers = None if found is None else found.config.get("num_hidden_layers")
-    return layers if isinstance(layers, int) else None
+    try:
+        return None if found is None else shape_of(found.config).kinds
+    except KvqError:
+        return None
 
 
 def _folder(id: str, revision: str | None) -> Path | None:

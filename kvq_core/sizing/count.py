@@ -50,15 +50,16 @@ def cache_bytes(
     batch: int = 1,
     engine: str | None = None,
     model: ModelRef | None = None,
+    memory: int | None = None,
 ) -> CacheBytes | NotKnown:
     """Of ``batch`` sequences of ``tokens`` tokens each, the first ``prompt`` of which entered together and the others
-    one by one. Layers with a window hold the tokens in it. ``engine``: one of ``reserve.engines``; ``model``: whose
-    learned data is meant, where it is known."""
+    one by one. Layers with a window hold the tokens in it. ``engine``: one of ``engines``, on a card with so many
+    bytes of ``memory``; ``model``: whose learned data is meant, where it is known."""
     plan = plan_on(lane, shape)
     states = shape.dtype_bytes * sum(kind.conv + kind.recurrent for kind in shape.kinds)
     try:
         total = plan_bytes(plan, shape, prompt, tokens)
-        reserved = None if engine is None else reserved_in(engine, lane.label, plan, shape, tokens, batch)
+        reserved = None if engine is None else reserved_in(engine, lane.label, plan, shape, tokens, batch, memory)
     except MethodError as error:
         return NotKnown(str(error))
     methods = list(dict.fromkeys(part.method for part in plan))

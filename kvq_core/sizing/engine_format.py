@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from kvq_core.engines import engines
 from kvq_core.methods import ModelShape, Window
 from kvq_core.sizing.fit import Cache
 from kvq_core.sizing.formats import FormatBits
@@ -10,12 +11,14 @@ from kvq_core.spec import TENSORS, Assignment, Tensor
 
 
 def reserved_in(
-    engine: str, name: str, plan: Sequence[Assignment], shape: ModelShape, tokens: int, batch: int
+    engine: str, name: str, plan: Sequence[Assignment], shape: ModelShape, tokens: int, batch: int, memory: int | None
 ) -> int | None:
-    """Bytes that an engine sets aside for ``batch`` sequences of ``tokens`` tokens; None where it is not known how, or
-    layers or tokens differ in the plan. Raises MethodError where a method cannot store a layer's heads."""
+    """Bytes that an engine sets aside for ``batch`` sequences of ``tokens`` tokens on a card with so many bytes of
+    ``memory``, None: a small one; None where it is not known how, or layers or tokens differ in the plan. Raises
+    MethodError where a method cannot store a layer's heads."""
     found = _format(engine, name, plan, shape)
-    return None if found is None else Cache.of(found, shape).reserved(engine, tokens, batch)
+    batched = engines()[engine].reads_at_once(memory)
+    return None if found is None else Cache.of(found, shape).reserved(engine, tokens, batch, batched)
 
 
 def _format(engine: str, name: str, plan: Sequence[Assignment], shape: ModelShape) -> FormatBits | None:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvq_core.engines import engines
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.frozen import Frozen
 from kvq_core.shape import LayerKind, ModelShape
 from kvq_core.sizing.formats import FormatBits, formats
 from kvq_core.sizing.layers import read_config, shape_of
-from kvq_core.sizing.reserve import Allowance, Stack, allowance, engines, reserved_bytes
+from kvq_core.sizing.reserve import Allowance, Stack, allowance, reserved_bytes
 from kvq_core.sizing.weights import Weights, weights_of
 
 MEMORIES = (16, 24, 48, 80, 141)  # GB of common GPUs
@@ -28,7 +29,8 @@ _GB = 1024  # a number alone up to here can be GB only: as bytes, or as MB, no m
 class Reserve(Frozen):
     """A format in an engine: its ``word`` there, the bytes ``reserved`` (None: not known how), whether weights, cache
     and allowance ``fit`` the memory asked for, and the longest context of each of MEMORIES, in GB: 0 where not even one
-    page fits, None where the weights or the reserve are not known."""
+    page fits, None where the weights or the reserve are not known. ``batched_tokens``: new tokens that the engine was
+    taken to read at once, of which its share of sliding layers hangs; in ``contexts`` as it does on such a card."""
 
     engine: str
     version: str
@@ -36,6 +38,7 @@ class Reserve(Frozen):
     reserved: int | None
     fits: bool | None
     contexts: dict[int, int | None]
+    batched_tokens: int | None = None
 
 
 class FormatFit(Frozen):
@@ -75,11 +78,13 @@ class Fit(Frozen):
 
 
 class FitRequest(Frozen):
-    """What it is to fit. ``memory`` in bytes."""
+    """What it is to fit. ``memory`` in bytes; ``batched_tokens``: new tokens that engines read at once, as each does by
+    itself where that is None."""
 
     memory: int | None = None
     context: int | None = None
     batch: int = 1
+    batched_tokens: int | None = None
 
 
 def memory_of(given: str) -> int:
@@ -135,7 +140,7 @@ class Cache:
     format: FormatBits
     plain: Stack
     stored: Stack
-    dtype_bytes: int
+    shape: ModelShape
 
     @classmethod
     def of(cls, format: FormatBits, shape: ModelShape) -> "Cache":
@@ -144,7 +149,7 @@ class Cache:
         if any(layer.recurrent or layer.conv for layer in layers):
             ends = 0
         first, last = ends, len(layers) - ends
-        return cls(format, Stack((*layers[:first], *layers[last:])), Stack(layers[first:last]), shape.dtype_bytes)
+        return cls(format, Stack((*layers[:first], *layers[last:])), Stack(layers[first:last]), shape)
 
     def tensors(self, context: int, batch: int) -> int:
         """Bytes of keys, values and states."""
@@ -152,14 +157,14 @@ class Cache:
         for own, stack in ((formats()[0], self.plain), (self.format, self.stored)):
             for layer, count in stack.items():
                 tokens = own.layer_bytes(layer, layer.tokens(context)) if layer.elements else 0.0
-                total += count * (tokens + self.dtype_bytes * (layer.conv + layer.recurrent))
+                total += count * (tokens + self.shape.dtype_bytes * (layer.conv + layer.recurrent))
         return batch * math.ceil(total)
 
-    def reserved(self, engine: str, context: int, batch: int) -> int | None:
-        """Bytes that an engine sets aside; None where it is not known how."""
+    def reserved(self, engine: str, context: int, batch: int, batched: int | None = None) -> int | None:
+        """Bytes that an engine sets aside, reading ``batched`` new tokens at once; None where it is not known how."""
         if engines()[engine].tensors:
             return self.tensors(context, batch)
-        return reserved_bytes(engine, self.format, self.stored + self.plain, context, batch, self.dtype_bytes)
+        return reserved_bytes(engine, self.format, self.stored + self.plain, self.shape, context, batch, batched)
 
 
 def _format(format: FormatBits, shape: ModelShape, weights: Weights, asked: FitRequest, context: int) -> FormatFit:
@@ -173,18 +178,28 @@ def _format(format: FormatBits, shape: ModelShape, weights: Weights, asked: FitR
 
 
 def _reserve(cache: Cache, name: str, weights: int | None, asked: FitRequest, context: int, longest: int) -> Reserve:
-    taken, allowed = cache.reserved(name, context, asked.batch), allowance()
-    if taken is None or weights is None:
-        fits, contexts = None, dict.fromkeys(MEMORIES)
-    else:
+    engine, allowed = engines()[name], allowance()
+
+    def batched(memory: int | None) -> int | None:
+        at_once = engine.reads_at_once(memory)
+        return at_once and (asked.batched_tokens or at_once)
+
+    taken = cache.reserved(name, context, asked.batch, batched(asked.memory))
+    fits: bool | None = None
+    contexts: dict[int, int | None] = dict.fromkeys(MEMORIES)
+    if taken is not None and weights is not None:
         fits = None if asked.memory is None else weights + taken <= allowed.left(asked.memory)
 
-        def most(room: int) -> int:
-            return bisect_right(range(1, longest + 1), room, key=lambda n: cache.reserved(name, n, asked.batch) or 0)
+        def most(memory: int) -> int:
+            given = asked.batch, batched(memory)
+            room = allowed.left(memory) - weights
+            return bisect_right(range(1, longest + 1), room, key=lambda n: cache.reserved(name, n, *given) or 0)
 
-        contexts = {memory: most(allowed.left(memory * 10**9) - weights) for memory in MEMORIES}
-    version, word = engines()[name].version, cache.format.engines[name]
-    return Reserve(engine=name, version=version, word=word, reserved=taken, fits=fits, contexts=contexts)
+        contexts = {memory: most(memory * 10**9) for memory in MEMORIES}
+    version, word, at_once = engine.version, cache.format.engines[name], batched(asked.memory)
+    return Reserve(
+        engine=name, version=version, word=word, reserved=taken, fits=fits, contexts=contexts, batched_tokens=at_once
+    )
 
 
 def _warnings(shape: ModelShape, context: int) -> tuple[str, ...]:

@@ -1,36 +1,18 @@
-"""What engines set aside for a cache: pages, padding, sliding layers at full length, pages of states."""
+"""What engines set aside for a cache: pages, padding, what sliding layers are given, pages of states."""
 
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
-from typing import Literal
 
+from kvq_core.engines import Engine, engine_data, engines
 from kvq_core.frozen import Frozen
-from kvq_core.shape import LayerKind
+from kvq_core.shape import LayerKind, ModelShape
 from kvq_core.sizing.formats import FormatBits
-from kvq_core.sizing.layers import SHIPPED
 
 ALIGNED = 16  # tokens that vLLM's page of attention beside states is a multiple of
-NEAR = 1.25  # kinds of layers whose counts are closer than that are one group's size in vLLM, the larger count's
+NEAR = 1.5  # kinds of layers whose counts are closer than that are one group's size in vLLM, the larger count's
 Stack = Counter[LayerKind]  # layers by what they hold
-
-
-class EngineReserve(Frozen):
-    """How an engine sets aside memory. ``block``: tokens of a page, or that cells are padded to; ``chunk``: new tokens
-    that a sliding layer holds beside its window, None where that is not known; ``unified``: sliding layers beside full
-    ones take all tokens; ``states``: how it holds states, None where that is not known; ``latent``: its words of the
-    formats that it has for MLA, None: all; ``tensors``: it takes what its tensors do."""
-
-    version: str
-    block: int
-    chunk: int | None = None
-    unified: bool = False
-    states: Literal["pages", "float32"] | None = None
-    latent: tuple[str, ...] | None = None
-    tensors: bool = False
-    evidence: tuple[str, ...] = ()
 
 
 class Allowance(Frozen):
@@ -46,67 +28,46 @@ class Allowance(Frozen):
 
 
 @cache
-def engines() -> dict[str, EngineReserve]:
-    return {name: EngineReserve.model_validate(each) for name, each in _data()["engine"].items()}
-
-
-@cache
 def allowance() -> Allowance:
-    return Allowance.model_validate(_data()["allowance"])
-
-
-def _data() -> dict[str, dict[str, dict[str, object]]]:
-    return tomllib.loads((SHIPPED / "engines.toml").read_text(encoding="utf-8"))
+    return Allowance.model_validate(engine_data()["allowance"])
 
 
 def reserved_bytes(
-    name: str, format: FormatBits, stack: Stack, context: int, batch: int, dtype_bytes: int
+    name: str, format: FormatBits, stack: Stack, shape: ModelShape, context: int, batch: int, batched: int | None
 ) -> int | None:
-    """Bytes that an engine sets aside for ``batch`` sequences of ``context`` tokens; None where it is not known how it
-    holds one of the layers."""
+    """Bytes that an engine sets aside for ``batch`` sequences of ``context`` tokens, where it reads ``batched`` new
+    ones at once, None: as many as on a small card; None where it is not known how it holds one of the layers."""
     engine, held = engines()[name], [layer for layer in stack if layer.elements]
     states = [layer for layer in stack if layer.recurrent or layer.conv]
     if engine.latent is not None and any(layer.kind == "latent" for layer in held):
         if format.engines[name] not in engine.latent:
             return None
-    if (states and engine.states is None) or (_windowed(held) and engine.chunk is None and not engine.unified):
+    windowed = any(layer.window is not None for layer in held)
+    in_windows = engine.in_windows(shape) if windowed else False
+    if (states and engine.states is None) or in_windows is None:
         return None
-    token = _token_bytes(format, engine, stack)
-    if states and engine.states == "pages":
-        return batch * _paged(stack, token, context, dtype_bytes)
-    each = sum(stack[layer] * token(layer) * _cells(engine, layer, held, context) for layer in held)
+    token = _token_bytes(format, stack)
+    if engine.windows == "pages":
+        flight = engine.batches * (batched or engine.reads_at_once(None) or 0)
+        return batch * _paged(engine.block, stack, token, context, flight, shape.dtype_bytes)
+    each = sum(stack[layer] * token(layer) * _cells(engine, layer, in_windows, context) for layer in held)
     return batch * math.ceil(each + sum(stack[layer] * _state_bytes(layer) for layer in states))
 
 
-def _token_bytes(format: FormatBits, engine: EngineReserve, stack: Stack) -> Callable[[LayerKind], float]:
-    """Of a token in a layer. Pages of unified layers are as large as the largest one's; of a format that keeps boundary
-    layers, a layer takes what those of its kind take on the mean."""
+def _token_bytes(format: FormatBits, stack: Stack) -> Callable[[LayerKind], float]:
+    """Of a token in a layer; of a format that keeps boundary layers, what those of its kind take on the mean."""
     kept = 2 * format.boundary / max(1, sum(stack.values()))
     has_states = any(layer.recurrent or layer.conv for layer in stack)
-
-    def own(layer: LayerKind) -> float:
-        plain = layer.elements * 2.0
-        share = 0.0 if has_states else min(1.0, kept)  # vLLM keeps no boundary layers of hybrids
-        return share * plain + (1 - share) * format.token_bytes(layer)
-
-    if not engine.unified or not _windowed(stack):
-        return own
-    largest = max(own(layer) for layer in stack)
-    return lambda layer: largest if layer.elements else 0.0
+    share = 0.0 if has_states else min(1.0, kept)  # vLLM keeps no boundary layers of hybrids
+    return lambda layer: share * layer.elements * 2.0 + (1 - share) * format.token_bytes(layer)
 
 
-def _windowed(layers: "Stack | list[LayerKind]") -> bool:
-    return any(layer.window is not None for layer in layers)
-
-
-def _cells(engine: EngineReserve, layer: LayerKind, held: list[LayerKind], context: int) -> int:
+def _cells(engine: Engine, layer: LayerKind, in_windows: bool, context: int) -> int:
     """Tokens that a layer is given room for."""
     whole = _padded(context, engine.block)
-    mixed = any(other.window is None for other in held)
-    if layer.window is None or (engine.unified and mixed):
+    if layer.window is None or not in_windows:
         return whole
-    spare = engine.block if engine.unified else 0  # a window may begin within a page
-    return min(whole, _padded(layer.window + (engine.chunk or 0), engine.block) + spare)
+    return min(whole, _padded(layer.window + engine.chunk, engine.block))
 
 
 def _state_bytes(layer: LayerKind) -> int:
@@ -119,20 +80,41 @@ def _incoming(layer: LayerKind) -> int:
     return layer.conv // layer.conv_width * (layer.conv_width - 1) if layer.conv else 0
 
 
-def _paged(stack: Stack, token: Callable[[LayerKind], float], context: int, dtype_bytes: int) -> int:
-    """vLLM's pages are alike for all layers: as large as a state, in whole multiples of 16 tokens; a layer with a state
-    takes one, and a kind with fewer layers than the groups have room for is filled up."""
-    attend = sum(count for layer, count in stack.items() if layer.elements)
+def _paged(
+    block: int, stack: Stack, token: Callable[[LayerKind], float], context: int, flight: int, dtype_bytes: int
+) -> int:
+    """vLLM's pages (v1/core/kv_cache_planning.py:346-545): all as large as the largest layer's or a state's. Layers are
+    held in groups of one size; a kind with fewer than a group has is filled up."""
+    held = [layer for layer in stack if layer.elements]
     hold = sum(count for layer, count in stack.items() if layer.recurrent or layer.conv)
-    state = max(dtype_bytes * (_incoming(layer) + layer.recurrent) for layer in stack)
-    per_token = max((token(layer) for layer in stack if layer.elements), default=0.0)
-    if not attend:
+    state = max((dtype_bytes * (_incoming(layer) + layer.recurrent) for layer in stack), default=0)
+    if not held:
         return hold * state
-    block = page_tokens(state, per_token)
-    small, large = sorted((attend, hold))
+    if not state and len({_end(layer) for layer in held}) == 1:  # one group, of pages of their own sizes
+        each = sum(stack[layer] * token(layer) for layer in held)
+        return math.ceil(each * block * _pages(_end(held[0]), block, context, flight))
+    largest = max(token(layer) for layer in held)
+    block = page_tokens(state, largest) if state else block
+    kinds: Counter[tuple[int | None, int]] = Counter()  # layers, by their window and the tokens of a page
+    for layer in held:
+        times = largest / token(layer)
+        kinds[_end(layer), block * int(times) if times.is_integer() else block] += stack[layer]
+    groups = [(count, _pages(end, tokens, context, flight)) for (end, tokens), count in kinds.items()]
+    groups += [(hold, 1)] if state else []
+    small, large = min(groups)[0], max(groups)[0]
     size = large if large < NEAR * small else small
-    pages = _padded(attend, size) * math.ceil(context / block) + _padded(hold, size)
-    return math.ceil(pages * block * per_token)
+    return math.ceil(sum(_padded(count, size) * pages for count, pages in groups) * block * largest)
+
+
+def _end(layer: LayerKind) -> int | None:
+    """The window of a layer in vLLM, which gives chunked layers all tokens by default (config/vllm.py:2236-2256)."""
+    return layer.window if layer.kind == "sliding" else None
+
+
+def _pages(window: int | None, block: int, context: int, flight: int) -> int:
+    """Of a sequence; a window may begin within a page (v1/kv_cache_interface.py:918-943)."""
+    tokens = context if window is None else min(window - 1 + flight, context)
+    return math.ceil(tokens / block) + (window is not None)
 
 
 def page_tokens(state: int, token: float) -> int:

@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks import by_format, sources
+from kvq_core.engines import engines
 from kvq_core.methods import OFTEN, make, methods
-from kvq_core.methods.deployments import READ_IN
 
 FORMATS = [name for name, cls in methods().items() if ".formats." in cls.__module__]
 
@@ -29,7 +29,8 @@ def test_every_format_has_a_row_with_its_source_after_fp16():
 
 @pytest.mark.parametrize("source", [s for found in sources.SOURCES.values() for s in found if s.ref])
 def test_files_are_those_of_the_version_that_was_read(source):
-    assert source.files and (source.ref or "").removeprefix("v").startswith(READ_IN[source.name].split(",")[0])
+    version = engines()[source.name].version.split(",")[0]
+    assert source.files and (source.ref or "").removeprefix("v").startswith(version)
 
 
 def test_no_source_is_of_a_method_that_is_gone():

@@ -163,7 +163,9 @@ def _advising(studies: Studies) -> tuple[Callable[..., Any], ...]:
 
 
 def _fitting() -> tuple[Callable[..., Any], ...]:
-    def fits(model: str = "", memory: str = "", context: int = 32768, batch: int = 8) -> FitInfo:
+    def fits(
+        model: str = "", memory: str = "", context: int = 32768, batch: int = 8, batched_tokens: int = 0
+    ) -> FitInfo:
         """Tell what a model's cache takes in every format, as tensors and as engines reserve it, and the longest
         context that fits GPUs of common sizes beside the weights. From its configuration; nothing is loaded or run.
 
@@ -172,22 +174,24 @@ def _fitting() -> tuple[Callable[..., Any], ...]:
             memory: Whether weights and cache fit it, such as "24GB"; empty: no memory is asked for.
             context: Tokens of a sequence.
             batch: Sequences at once.
+            batched_tokens: New tokens that vLLM reads at once, its --max-num-batched-tokens; 0: as it takes by card.
         """
         with one_line():
             demand(str, model=model, memory=memory)
-            demand(int, context=context, batch=batch)
-            return _fits(model or available_models()[0].id, memory, context, batch)
+            demand(int, context=context, batch=batch, batched_tokens=batched_tokens)
+            return _fits(model or available_models()[0].id, memory, context, batch, batched_tokens)
 
     return (fits,)
 
 
-def _fits(model: str, memory: str, context: int, batch: int) -> Any:
+def _fits(model: str, memory: str, context: int, batch: int, batched: int) -> Any:
     offered = [choice.id for choice in available_models()]
     if model not in offered:
         raise ModelError(f"Model {excerpt(model)} is not offered here; offered are {', '.join(offered)}.")
-    if min(context, batch) < 1:
-        raise SpecError("context and batch are whole numbers from 1.")
-    asked = FitRequest(memory=memory_of(memory) if memory else None, context=context, batch=batch)
+    if min(context, batch, batched or 1) < 1:
+        raise SpecError("context, batch and batched_tokens are whole numbers from 1.")
+    room, at_once = memory_of(memory) if memory else None, batched or None
+    asked = FitRequest(memory=room, context=context, batch=batch, batched_tokens=at_once)
     found = fit_here(model, asked=asked)
     if found is None:
         raise ModelError(f"The configuration of {excerpt(model)} is not here yet; run it once.")

@@ -6,8 +6,8 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.analysis.deploy import ENGINES
 from kvq_core.analysis.verdict import TIERS
+from kvq_core.engines import engines
 from kvq_core.errors import KvqError
 from kvq_core.logs import log_error
 from kvq_core.models import available_models
@@ -153,7 +153,7 @@ def _loss() -> list[Any]:
             interactive=True,
         )
         engine = gr.Dropdown(
-            [("Any", ANY), *ENGINES], value=ANY, label="Engine", elem_id="decide-engine", interactive=True
+            [("Any", ANY), *engines()], value=ANY, label="Engine", elem_id="decide-engine", interactive=True
         )
         layers = gr.Checkbox(
             True,

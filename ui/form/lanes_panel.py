@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.decision.engine_flags import lane_of_flags
+from kvq_core.decision.engine_flags import lane_of_flags, passed_over
 from kvq_core.errors import KvqError
 from kvq_core.methods import methods
 from kvq_core.models import layers_of
@@ -113,9 +113,11 @@ def take_flags(
     """The lane that an engine's flags say, at the end, and their box free; anybody's text."""
     try:
         taken = lane_of_flags(str(words), layers_of(str(model or "").strip(), rest.get("revision")))
+        left = ", ".join(passed_over(str(words), taken))
     except KvqError as error:
         return [*redraw_lanes(lanes, opened["uid"], str(error), opened["rule"]), gr.skip()]
-    return [*redraw_lanes(append_lane(lanes, taken), None), ""]
+    said = f"{left} changes what an engine stores, and is no part of the lane." if left else None
+    return [*redraw_lanes(append_lane(lanes, taken), None, said), ""]
 
 
 def bundle_choices() -> list[tuple[str, str]]:

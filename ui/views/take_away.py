@@ -4,9 +4,10 @@ engine has it. What to type is no answer of one prompt: flags come with a check 
 from collections.abc import Iterable, Sequence
 
 from kvq_core.analysis.deploy import Refusal, leaves_windows, whole_lane
+from kvq_core.engines import engines
 from kvq_core.errors import SpecError
 from kvq_core.methods import LayerKind, make
-from kvq_core.methods.deployments import NO_DEPLOYMENT, READ_IN, Elsewhere, Home, with_center, with_fold, with_rotation
+from kvq_core.methods.deployments import NO_DEPLOYMENT, Elsewhere, Home, with_center, with_fold, with_rotation
 from kvq_core.record.fields import LaneRecord, RuleRecord
 from ui.html.escape import safe
 from ui.html.numbers import join_words
@@ -47,7 +48,8 @@ def _details(summary: str, inside: str) -> str:
 
 def _way(title: str, way: Elsewhere) -> str:
     said: Iterable[str] = filter(None, (way.needs, way.differs and f"Not the same: {way.differs}"))
-    read = f" <small>{safe(way.first)}, as of {safe(READ_IN[way.tool])}</small>" if way.tool in READ_IN else ""
+    known = engines().get(way.tool)
+    read = f" <small>{safe(way.first)}, as of {safe(known.version)}</small>" if known else ""
     return f"<p><b>{safe(title)}</b>{read}</p>" + "".join(map(_muted, said))
 
 

@@ -9,9 +9,9 @@ from pydantic import Field
 from torch import Tensor
 
 from kvq_core.codecs.queries import QueryRounding, rounded_e4m3
+from kvq_core.engines import first_release
 from kvq_core.methods.base import Fitted, ModelRef, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
-from kvq_core.methods.first_releases import first_release
 from kvq_core.methods.formats.float8 import CALIBRATED, VLLM, ScaledCodec, prompt_scale, to_float8
 from kvq_core.methods.formats.tokenwise import Format, TokenCodec
 

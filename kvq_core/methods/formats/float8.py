@@ -10,9 +10,9 @@ from torch import Tensor
 from kvq_core.codecs.blocks import Block
 from kvq_core.codecs.codec import of_layer
 from kvq_core.codecs.queries import QueryRounding, rounded_e4m3
+from kvq_core.engines import first_release
 from kvq_core.methods.base import Fitted, ModelRef, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
-from kvq_core.methods.first_releases import first_release
 from kvq_core.methods.formats.tokenwise import Format, TokenCodec
 
 VLLM = Home("vLLM", 2048, "stored")

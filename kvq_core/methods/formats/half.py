@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kvq_core.engines import first_release
 from kvq_core.methods.base import Fitted, Prompt
 from kvq_core.methods.deployments import HALF_MODEL, Elsewhere
-from kvq_core.methods.first_releases import first_release
 from kvq_core.methods.formats.tokenwise import Format, TokenCodec
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from kvq_core.codecs.hadamard import largest_block
 from kvq_core.codecs.queries import QueryRounding
+from kvq_core.engines import first_release
 from kvq_core.methods.base import Fitted, ModelRef, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
-from kvq_core.methods.first_releases import first_release
 from kvq_core.methods.formats.ggml import (
     OWN_ORDER,
     Q8_0_QUERIES,
@@ -101,7 +101,7 @@ class Q6_0(Format):
 
     def elsewhere(self) -> tuple[Elsewhere, ...]:
         turned = " -khad -vhad" if self.rotate else ""
-        how = f"llama-server -m M.gguf -fa on -ctk q6_0 -ctv q6_0{turned}"
+        how = f"ik_llama.cpp/build/bin/llama-server -m M.gguf -fa on -ctk q6_0 -ctv q6_0{turned}"
         needs = "A CPU with AVX2 or NEON, or an NVIDIA GPU since Turing; no others are fully supported."  # its README
         since = first_release("ik_llama.cpp", "-vhad" if self.rotate else "q6_0")
         return (Elsewhere("ik_llama.cpp", how, needs=needs, since=since),)

@@ -6,9 +6,9 @@ from pydantic import Field
 
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.window import Window
+from kvq_core.engines import UNRELEASED
 from kvq_core.methods.base import Fitted, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
-from kvq_core.methods.first_releases import UNRELEASED
 from kvq_core.methods.formats.variance_tiles import LOWEST, TileCodec
 from kvq_core.methods.widths import SINK, Bits, BitsMethod
 

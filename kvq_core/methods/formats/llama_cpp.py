@@ -8,9 +8,9 @@ from pydantic import Field
 
 from kvq_core.codecs.hadamard import largest_block
 from kvq_core.codecs.queries import QueryRounding
+from kvq_core.engines import first_release
 from kvq_core.methods.base import Fitted, Method, ModelRef, ModelShape, Prompt
 from kvq_core.methods.deployments import UNROTATED, Elsewhere, Home
-from kvq_core.methods.first_releases import first_release
 from kvq_core.methods.formats.ggml import (
     OWN_ORDER,
     Q8_0_QUERIES,

@@ -10,9 +10,9 @@ from kvq_core.codebooks.files import NAME
 from kvq_core.codebooks.lookup import CodebookNeed, find, require
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.window import Window
+from kvq_core.engines import UNRELEASED
 from kvq_core.methods.base import Fitted, Method, ModelRef, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
-from kvq_core.methods.first_releases import UNRELEASED
 from kvq_core.methods.formats.fitted_rotation import covariances, fitted_rotation
 from kvq_core.methods.formats.rotated_int2 import RotatedInt2
 from kvq_core.methods.widths import RECENT, SINK

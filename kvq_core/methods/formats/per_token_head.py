@@ -10,9 +10,9 @@ from torch import Tensor
 
 from kvq_core.codecs.hadamard import largest_block
 from kvq_core.codecs.queries import QueryRounding
+from kvq_core.engines import first_release
 from kvq_core.methods.base import Fitted, ModelRef, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
-from kvq_core.methods.first_releases import first_release
 from kvq_core.methods.formats.float8 import LARGEST, VLLM, to_float8
 from kvq_core.methods.formats.tokenwise import Format, TokenCodec
 

@@ -16,10 +16,10 @@ from kvq_core.codecs.blocks import Block
 from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.forms import Packed
 from kvq_core.codecs.window import Window
+from kvq_core.engines import first_release
 from kvq_core.errors import MethodError
 from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home, generate_cache, quantized_cache
-from kvq_core.methods.first_releases import first_release
 from kvq_core.methods.widths import RECENT
 
 WHOLE = 1 << 20  # no prompt is longer: transformers reads it in one call

@@ -7,9 +7,9 @@ from pydantic import Field
 from torch import Tensor
 
 from kvq_core.codecs.hadamard import Hadamard
+from kvq_core.engines import first_release
 from kvq_core.methods.base import Fitted, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
-from kvq_core.methods.first_releases import first_release
 from kvq_core.methods.formats.float4 import LEAST, Mxfp4Codec, whole_blocks
 from kvq_core.methods.formats.tokenwise import Format, boundary
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, QuantizedCache
 
-from kvq_core.analysis.deploy import ENGINES, whole_lane
+from kvq_core.analysis.deploy import whole_lane
+from kvq_core.engines import engines
 from kvq_core.methods import LayerKind, make, methods
 from kvq_core.presets import bundle_lanes
 from kvq_core.record.fields import LaneRecord, RuleRecord
@@ -55,7 +56,7 @@ def test_keys_by_one_type_and_values_by_another_are_two_flags_of_llama_cpp() -> 
     ways, _ = told(keys("q8_0"))
     assert ways == {"llama.cpp": "llama-server -m M.gguf -fa on -ctk q8_0 -ctv f16"}
     ways, _ = told(values("q4_0", knobs={"rotate": False}), keys("q6_0"))
-    assert ways == {"ik_llama.cpp": "llama-server -m M.gguf -fa on -ctk q6_0 -ctv q4_0"}
+    assert ways == {"ik_llama.cpp": "ik_llama.cpp/build/bin/llama-server -m M.gguf -fa on -ctk q6_0 -ctv q4_0"}
 
 
 def test_exllama_takes_a_width_for_each_and_has_no_unquantized_side() -> None:
@@ -125,7 +126,7 @@ def test_methods_that_no_engine_knows_are_none_of_its_lanes() -> None:
 @pytest.mark.parametrize("name", methods())
 def test_what_engines_call_a_format_is_what_its_flags_say(name: str) -> None:
     method = make(name)
-    assert method.cache_types.keys() <= ENGINES.keys()
+    assert method.cache_types.keys() <= engines().keys()
     for way in method.elsewhere():
         known = method.cache_types.keys() - {"transformers"}  # whose words are code
         if way.tool in known and not method.cache_types[way.tool].startswith("f16"):

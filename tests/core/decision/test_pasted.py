@@ -17,7 +17,7 @@ SHAPE = ModelShape(30, 9, 3, 64, 2048)
 
 
 def named(text: str) -> str:
-    lane = lane_of_flags(text, 30)
+    lane = lane_of_flags(text, SHAPE.kinds)
     assert lane.why_not(SHAPE) is None
     return ", ".join(rule.named() for rule in lane.every_rule)
 
@@ -48,22 +48,26 @@ def test_flags_as_people_paste_them_are_a_lane(command: str, titled: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("command", "layers", "said"),
+    ("command", "known", "said"),
     [
-        ("hello", 30, "holds no flags of a KV cache"),
-        ("-ctk", 30, "-ctk is given no value that can be read"),
-        ("-ctk -ctv", 30, "-ctk is given no value that can be read"),
-        ("-ctk q9_9", 30, "llama.cpp has no format 'q9_9'"),
-        ("--kv-cache-dtype fp8 --kv-cache-dtype-skip-layers 0", None, "not known before it is loaded"),
-        ("-ctk q8_0 -ctk-first f16,31", 30, "at most 30"),
-        ("-ctk q8_0 -ctk-last f16,x", 30, "give TYPE,LAYERS"),
-        ('cache_config={"backend": "fp8"}', 30, "transformers has no format"),
-        ("cache_config={backend}", 30, "cannot be read"),
+        ("hello", True, "holds no flags of a KV cache"),
+        ("-ctk", True, "-ctk is given no value that can be read"),
+        ("-ctk -ctv", True, "-ctk is given no value that can be read"),
+        ("-ctk q9_9", True, "llama.cpp has no format 'q9_9'"),
+        ("--kv-cache-dtype fp8 --kv-cache-dtype-skip-layers 0", False, "not known before it is loaded"),
+        ("-ctk q8_0 -ctk-first f16,31", True, "at most 30"),
+        ("--kv-cache-dtype fp8 --kv-cache-dtype-skip-layers 30", True, "Layer 30 is left out there"),
+        ("--kv-cache-dtype fp8 --kv-cache-dtype-skip-layers -1", True, "is given no value that can be read"),
+        ("-cq 4 -cca 2", True, "compander"),
+        ("-cq 4 -cca half", True, "-cca 'half' is not allowed"),
+        ("-ctk q8_0 -ctk-last f16,x", True, "give TYPE,LAYERS"),
+        ('cache_config={"backend": "fp8"}', True, "transformers has no format"),
+        ("cache_config={backend}", True, "cannot be read"),
     ],
 )
-def test_what_is_no_flag_of_a_cache_is_refused_in_one_line(command: str, layers: int | None, said: str) -> None:
+def test_what_is_no_flag_of_a_cache_is_refused_in_one_line(command: str, known: bool, said: str) -> None:
     with pytest.raises(SpecError, match=said) as refused:
-        lane_of_flags(command, layers)
+        lane_of_flags(command, SHAPE.kinds if known else None)
     assert "\n" not in str(refused.value)
 
 
@@ -153,7 +157,7 @@ def test_code_of_transformers_is_the_method_with_its_knobs(knobs: dict, code: st
 @pytest.mark.parametrize("method", [make("quanto"), make("quanto", bits=2, group_size=32), make("hqq", bits=8, axis=1)])
 def test_code_that_is_printed_is_read_back(method) -> None:
     [way] = [way for way in method.elsewhere() if way.tool == "transformers"]
-    [rule] = lane_of_flags(way.how, 30).every_rule
+    [rule] = lane_of_flags(way.how, SHAPE.kinds).every_rule
     assert make(rule.method, **rule.knobs) == method
 
 
@@ -179,7 +183,7 @@ def test_code_that_is_printed_is_read_back(method) -> None:
 )
 def test_what_has_no_format_here_is_refused_by_its_engine(text: str, said: str) -> None:
     with pytest.raises(SpecError, match=said) as refused:
-        lane_of_flags(text, 30)
+        lane_of_flags(text, SHAPE.kinds)
     assert "\n" not in str(refused.value)
 
 
@@ -191,4 +195,4 @@ PASTED = [*FORMS.values(), *ENVIRONMENTS, *WORDS, *(code for _, code in CODE)]
 def test_any_text_is_a_lane_or_refused_in_one_line(first: str, second: str, seed: int) -> None:
     bad = damaged(f"{first} {second}".encode(errors="replace"), random.Random(seed)).decode(errors="replace")
     with contextlib.suppress(SpecError):
-        assert lane_of_flags(bad, 30).every_rule
+        assert lane_of_flags(bad, SHAPE.kinds).every_rule

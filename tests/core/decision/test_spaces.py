@@ -79,7 +79,7 @@ def test_commands_are_those_that_engines_take() -> None:
     q8, q4 = (each.name for each in CANDIDATES["ik_llama.cpp"])
     ends = LayerPlan((FP16, q8, q8, q8, q8, q4), (q4,) * 6)
     assert flags("ik_llama.cpp", ends, CANDIDATES["ik_llama.cpp"]) == (
-        "llama-server -m M.gguf -fa on -ctk q8_0 -ctv q4_0 -ctk-first f16,1 -ctk-last q4_0,1"
+        "ik_llama.cpp/build/bin/llama-server -m M.gguf -fa on -ctk q8_0 -ctv q4_0 -ctk-first f16,1 -ctk-last q4_0,1"
     )
 
 

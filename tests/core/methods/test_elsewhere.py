@@ -8,14 +8,20 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from kvq_core.engines import UNRELEASED, engines, latest
 from kvq_core.methods import make, methods
-from kvq_core.methods.deployments import READ_IN, with_center
-from kvq_core.methods.first_releases import UNRELEASED, latest
+from kvq_core.methods.deployments import with_center
 from kvq_core.methods.kivi import Kivi
 from tests.support.quanto import compile_nothing
 from tests.support.tiny_models import prompt_ids, tiny
 
-PROGRAMS = ("llama-server", "vllm serve", "python -m sglang.launch_server", "trtllm-serve")
+PROGRAMS = (
+    "ik_llama.cpp/build/bin/llama-server",
+    "llama-server",
+    "vllm serve",
+    "python -m sglang.launch_server",
+    "trtllm-serve",
+)
 BACKENDS = {"optimum-quanto": "optimum", "hqq": "hqq"}  # as they are installed, and as they are imported
 WIDTHS = (1, 2, 3, 4, 8)
 FIRST_UNKNOWN = {("bf16", "llama.cpp")}  # no source was found that says it
@@ -143,7 +149,7 @@ def test_the_fork_takes_4_bit_keys_alone(method):
 
 def test_every_deployed_format_tells_its_first_release_or_is_known_not_to():
     found = {(name, way.tool) for name, way in deployed()}
-    assert {key for key in found if key[1] not in READ_IN} == set()
+    assert {key for key in found if key[1] not in engines()} == set()
     assert {(name, way.tool) for name, way in deployed() if way.since is None} == FIRST_UNKNOWN
     assert {(name, way.tool) for name, way in deployed() if way.since == UNRELEASED} == UNRELEASED_WAYS
     assert all(any(map(str.isdigit, way.since)) for _, way in deployed() if way.since not in (None, UNRELEASED))

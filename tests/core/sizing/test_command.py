@@ -33,7 +33,7 @@ def test_a_configuration_is_answered_without_torch(folder: Path) -> None:
     told = json.loads(done.stdout)
     plain = told["fits"]["formats"][0]
     assert plain["name"] == "fp16" and round(plain["tensors"] / 2**30, 2) == 6.09
-    assert {row["engine"]: row["reserved"] for row in plain["engines"]}["vLLM"] == 12 * 2**30
+    assert {row["engine"]: row["reserved"] for row in plain["engines"]}["vLLM"] == 32 * (512 + 265) * 12 * 16 * 2048
     assert "not known" in told["unknown"]
 
 
@@ -41,7 +41,8 @@ def test_it_is_told_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["inspect", str(folder), *ASKED]) == 0
     said = capsys.readouterr().out
     assert "32 x 8,192 tokens, in 24.0 GB" in said and "12 sliding (128 tokens)" in said
-    assert any(line.split()[:7] == ["fp16", "vLLM", "auto", "6.54", "GB", "12.9", "GB"] for line in said.splitlines())
+    assert "vLLM's sliding layers" in said and "2,048 new ones at once" in said
+    assert any(line.split()[:7] == ["fp16", "vLLM", "auto", "6.54", "GB", "9.78", "GB"] for line in said.splitlines())
 
 
 def test_a_model_that_a_run_refuses_is_sized_all_the_same(
@@ -56,7 +57,9 @@ def test_a_model_that_a_run_refuses_is_sized_all_the_same(
     assert told["unknown"] and told["fits"]["weights"] == {"nbytes": 1000, "how": "of its files"}
 
 
-@pytest.mark.parametrize("given", [("--memory", "24000"), ("--context", "0"), ("--batch", "-3")])
+@pytest.mark.parametrize(
+    "given", [("--memory", "24000"), ("--context", "0"), ("--batch", "-3"), ("--batched-tokens", "0")]
+)
 def test_what_cannot_be_asked_is_one_line(
     folder: Path, given: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
