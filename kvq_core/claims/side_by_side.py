@@ -90,5 +90,6 @@ def summary(boards: Sequence[Board]) -> str:
     turn = f"{len(flips)} {'flips' if len(flips) == 1 else 'flip'} with the model{noise}"
     missing = f"; {apart} were not judged on {models}" if apart else ""
     judged = [row.mended.verdict for row in flips if row.mended]
-    mended = f"; of those, {judged.count('holds')} of {len(judged)} hold on the mended file" if judged else ""
+    there = f"; {len(judged)} of those were judged on a mended file too, where {judged.count('holds')} hold"
+    mended = there if judged else ""
     return f"{held} of {len(rows)} hold on {models}; {turn}{mended}{missing}."

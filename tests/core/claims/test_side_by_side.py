@@ -145,7 +145,7 @@ def test_a_mended_file_is_a_column_of_claims_that_flip_and_no_model(boards):
     rows = claim_rows(every)
     assert [row.mended and row.mended.verdict for row in rows] == [None, HOLDS, HOLDS]
     assert [row.results for row in rows] == [row.results for row in claim_rows(both)]
-    assert summary(every) == summary(both)[:-1] + "; of those, 2 of 2 hold on the mended file."
+    assert summary(every) == summary(both)[:-1] + "; 2 of those were judged on a mended file too, where 2 hold."
     assert claims_table(every).count('<td class="mended">') == 2 and "Other-1B, mended</th>" in claims_table(every)
     assert plain_table(every).count("      Other-1B, mended: HOLDS") == 2
     assert summary_table(every).splitlines()[2].split(" | ")[4] == "Other-1B, mended"
