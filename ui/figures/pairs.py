@@ -109,6 +109,7 @@ def key_pairs(record: Record, arrays: Arrays, layer: int, kv_head: int) -> go.Fi
     ticks = {10.0**power: f"{10.0**power:g}".replace("e-0", "e-") for power in range(-10, 2, 2)}
     if not pairs.theta[0]:
         ticks[float(pairs.along[0])] = "0"
+    reach = (np.log10(pairs.along[[0, -1]]) + [-0.2, 0.2]).tolist()
     where = f"θ, radians a token (layer {layer}, KV head {kv_head})"
-    figure.update_xaxes(type="log", title_text=where, tickvals=list(ticks), ticktext=list(ticks.values()))
+    figure.update_xaxes(type="log", range=reach, title_text=where, tickvals=list(ticks), ticktext=list(ticks.values()))
     return label_figure(figure, "Curves: bias, mean and spread of keys and each lane's error, by RoPE pair's theta")
