@@ -244,8 +244,8 @@ def first_links_part() -> str:
     return (
         f"{opened}{space}: point at a mark.\n\n![One question, the same cache formats, on two models and on the mended "
         f"file of one: each answer, its distance from full precision, its memory](docs/{FIRST}.png)\n\n"
-        f"*Part of [run {record.id}](docs/mend.md), whose file was mended, beside two others: what an empty page shows, on "
-        f"a CPU in float32. Point at the five papers' marks: [run {ids[EXAMPLE_SHOWN]}]"
+        f"*Part of [run {record.id}](docs/mend.md), whose file was mended, beside two others: what an empty page "
+        f"shows, on a CPU in float32. Point at the five papers' marks: [run {ids[EXAMPLE_SHOWN]}]"
         f"({site}/{ids[EXAMPLE_SHOWN]}-kld.html).*"
     )
 

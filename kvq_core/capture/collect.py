@@ -13,6 +13,7 @@ from kvq_core.capture.attention import AttentionTap, Buckets
 from kvq_core.capture.cache_errors import CacheErrors, ReferenceCache, cache_errors
 from kvq_core.capture.distribution import KeyBasis
 from kvq_core.capture.other_prompts import OtherPrompt, directions_of, other_prompts
+from kvq_core.capture.pairs import key_pairs
 from kvq_core.capture.plan import CapturePlan
 from kvq_core.capture.scores import Extent, ScoreTap
 from kvq_core.capture.spectra import (
@@ -235,6 +236,7 @@ class Captures:
         # groups follow the layers' order on their devices; put them back in the model's order
         order = torch.tensor([layer for group in self._groups for layer in group.layers])
         self._of_prompt = {name: self._by_layer(torch.cat(values), order) for name, values in found.items()}
+        self._of_prompt |= key_pairs(self._groups, self.rope, self.extent.layers)
 
     def _by_layer(self, values: Tensor, order: Tensor) -> Tensor:
         """Values (layers looked at, ...) of the layers in ``order`` among those of all; the others are 0."""

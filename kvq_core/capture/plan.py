@@ -113,9 +113,8 @@ def _others(e: Extent, kv_heads: int, steps: int, drawn: int) -> int:
     channels, angles = heads * max(e.head_dim, e.value_dim), 2 * heads * len(RANKS) * max(RANKS)
     quantiles = 2 * 2 * drawn * kv_heads * e.head_dim * len(QUANTILES)
     scored = e.steps * 4 * (3 + 1 + 2 * 5)
-    prompt = (
-        4 * (11 * channels + 3 * heads + 4 * (channels + heads)) + angles + quantiles + 4 * steps * queries + (1 << 16)
-    )
+    shared = 14 * channels + 2 * e.layers * e.head_dim + 3 * heads + 4 * (channels + heads)
+    prompt = 4 * shared + angles + quantiles + 4 * steps * queries + (1 << 16)
     lane = 4 * (4 * channels + 2 * heads + DEPTHS * (2 * heads + queries) + 3 * steps * queries + 4 * queries)
     statistics = 3 * 2 * queries * e.steps
     shown = 4 * channels + 2 * angles + quantiles

@@ -19,7 +19,9 @@ EXAMPLES = (
     "  python -m kvq_core embed 0123456789abcdef --view words --token 25 --lane KIVI > words.html"
 )
 NAMES = "kld, rate, rate-flips, rate-keys, rate-values, rate-output, confidence, bytes, keys, values or rank"
-SELECTED = "scores, attention, sinks, key-channels, value-channels, depth, means, spectra, key-spread or latent-spread"
+SELECTED = (
+    "scores, attention, sinks, key-channels, value-channels, depth, means, spectra, pairs, key-spread or latent-spread"
+)
 READ = "words or replay"
 PLACE = {"layer": "layer", "head": "query head", "token": "token of the answer"}
 ROOT = Path(__file__).resolve().parents[2]

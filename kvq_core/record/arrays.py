@@ -4,9 +4,10 @@ Every quantity says its unit here once; ``S`` scored positions, ``L`` layers, ``
 head_dim, ``T`` tokens at the end of the run; ``M``, ``Q'`` the layers and query heads of capture.layers and
 capture.heads; ``A`` the scored positions in capture.attention_steps, ``P`` the position bins of capture.position_edges,
 ``B`` the buckets of key position in capture.depth_edges, ``N`` the layers in capture.distribution_layers, ``F`` the
-quantile levels in capture.quantiles, ``R`` the ranks in capture.angle_ranks. Bins of steps and positions are those of
-all tokens that were asked for: an answer that ended before leaves zeros behind its end (analysis/reached.py). Every
-array is optional: a run with captures off, or an older one, has fewer, and a reader says "not captured in this run".
+quantile levels in capture.quantiles, ``R`` the ranks in capture.angle_ranks, ``W`` RoPE pairs of a layer. Bins of
+steps and positions are those of all tokens that were asked for: an answer that ended before leaves zeros behind its end
+(analysis/reached.py). Every array is optional: a run with captures off, or an older one, has fewer, and a reader says
+"not captured in this run".
 
 The ``T`` tokens are the prompt and all tokens of the answer but the last, which is never fed and never stored. At
 position s of ``S`` token s of the answer is fed: its query reads the prompt and tokens 0 .. s and predicts token s + 1;
@@ -37,6 +38,13 @@ ARRAYS = {
     "key before RoPE; its square and those of the singular values sum to ||K||_F^2",
     "mean/key_post": "(L, H) the same after RoPE",
     "mean/value": "(L, H)",
+    "pairs/of": "(L, D) int16 which pair, of those that RoPE turns together, each key channel is in; one that is not "
+    "turned is its own; -1 in layers not looked at or of unknown rotation",
+    "pairs/theta": "(L, W) radians a token by which RoPE turns each pair; 0: not turned, or no such pair",
+    "pairs/key_bias": "(L, H, W) norm of the key projection's bias in each pair, before RoPE; absent where there is "
+    "none or a norm follows",
+    "pairs/key_mean": "(L, H, W) norm of the mean of the prompt's keys in each pair, before RoPE",
+    "pairs/key_spread": "(L, H, W) root mean square distance of the prompt's keys from that mean in each pair",
     "spectra/key_quantiles": "(N, H * D, F) quantiles over the prompt's tokens of each key channel before RoPE, heads "
     "side by side (SVDq, Figure 1)",
     "spectra/latent_quantiles": "(N, H * D, F) the same of each latent channel: centred keys times the right singular "

@@ -155,6 +155,7 @@ def _deep_arrays(lanes: int, scored: int, steps: int, random: torch.Generator) -
         "subspace/deviation_same_kind": torch.linspace(1, 0, DIM + 1).sqrt().expand(LAYERS, HEADS, -1).clone(),
         "subspace/deviation_other_kind": torch.linspace(1, 0, DIM + 1).sqrt().expand(LAYERS, HEADS, -1).clone(),
         "subspace/angles_query_key": angles(),
+        **_pair_arrays(),
     }
     for i in range(lanes):
         lane = {
@@ -186,6 +187,17 @@ def _deep_arrays(lanes: int, scored: int, steps: int, random: torch.Generator) -
             }
         found |= {f"lane/{i}/{name}": tensor.contiguous() for name, tensor in lane.items()}
     return found
+
+
+def _pair_arrays() -> dict[str, torch.Tensor]:
+    """Channel i is turned with channel i + DIM / 2; slow pairs have large biases."""
+    half = DIM // 2
+    sizes = {"key_bias": (0.1, 90.0), "key_mean": (0.5, 91.0), "key_spread": (3.0, 1.0)}
+    return {
+        "pairs/of": torch.arange(half, dtype=torch.int16).repeat(2).expand(LAYERS, -1).clone(),
+        "pairs/theta": (1e5 ** -(torch.arange(half) / half)).expand(LAYERS, -1).clone(),
+        **{f"pairs/{name}": torch.linspace(*of, half).expand(LAYERS, HEADS, -1).clone() for name, of in sizes.items()},
+    }
 
 
 def _lane(label: str, method: str, scored: int, tokens: int, pieces: list[str]) -> LaneRecord:

@@ -16,6 +16,7 @@ from ui.figures import (
     channel_errors,
     depth_error,
     distributions,
+    key_pairs,
     lane_spectra,
     mean_shares,
     score_map,
@@ -90,6 +91,11 @@ SELECTED = {
         "Keys as each lane reads them back",
         "Singular values of one head.",
         lambda record, arrays, at: lane_spectra(record, arrays, at.layer, at.kv_head(record)),
+    ),
+    "pairs": Selected(
+        "Keys by RoPE pair",
+        "Bias, mean and spread before RoPE, and each lane's error, of one KV head.",
+        lambda record, arrays, at: key_pairs(record, arrays, at.layer, at.kv_head(record)),
     ),
     "key-spread": Selected(
         "Original key channels", "Band: whole range; dark band: middle half; line: median.", _spread("key")

@@ -8,6 +8,7 @@ from ui.figures.confidence import confidence, confidence_rows
 from ui.figures.damage import damage_grid, score_map
 from ui.figures.drill import attention_rows, channel_errors, depth_error, sink_change
 from ui.figures.grid import format_grid
+from ui.figures.pairs import key_pairs
 from ui.figures.prompt import prompt_kld
 from ui.figures.rate import distortion_rate
 from ui.figures.spectra import (
@@ -44,6 +45,7 @@ __all__ = [
     "format_grid",
     "head_spectra",
     "joint_spectra",
+    "key_pairs",
     "kld_strips",
     "lane_spectra",
     "latent_bits",

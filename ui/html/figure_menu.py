@@ -24,6 +24,7 @@ SELECTED = {
     "depth": "depth",
     "means": "means",
     "lane-spectra": "spectra",
+    "key-pairs": "pairs",
     "key-channels": "key-spread",
     "latent-channels": "latent-spread",
 }  # the same of those in depth; most show what is selected

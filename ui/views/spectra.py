@@ -5,6 +5,7 @@ import gradio as gr
 from kvq_core.analysis.looks import distributions_at
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
+from ui.figures.pairs import key_pairs
 from ui.figures.spectra import (
     WITH_MEAN,
     cumulative_energy,
@@ -21,9 +22,14 @@ from ui.html.looks import from_memory, look_html, whole_layer
 from ui.selection import Selection
 from ui.views.view import Drawing, Slot, View, create_page, create_words, or_absent
 from ui.words import spectra
+from ui.words.pairs import by_pair, without_pairs
 
 MISSING = "Not captured in this run."
 CENTRED = ", centred"  # of older runs these are not
+PAIRS_NOTE = (
+    "The thick line is how far the prompt's keys spread around their mean before RoPE, lines in lanes' colours are the "
+    "errors left in what each reads: root mean squares. Left of the dots pairs turn by less than 1 rad over the run."
+)
 ROWS = (
     (
         Slot("head-spectra", f"Singular values, per KV head{CENTRED}", "Of the prompt at full precision.", 270),
@@ -35,6 +41,7 @@ ROWS = (
         Slot("means", "The mean's share of the energy", "Over the prompt's tokens, channel by channel.", 270),
         Slot("lane-spectra", f"Keys as each lane reads them back{CENTRED}", "", 270),
     ),
+    (Slot("key-pairs", "Keys by RoPE pair", PAIRS_NOTE),),
     ["look-keys"],
     (
         Slot("key-channels", "Original key channels", "Band: whole range; dark band: middle half; line: median."),
@@ -67,6 +74,7 @@ def compute(record: Record, arrays: Arrays, at: Selection, kind: str) -> Drawing
         "ranks": or_absent(effective_rank(record, arrays, at.layer), MISSING),
         "means": or_absent(mean_shares(record, arrays, at.layer), MISSING),
         "lane-spectra": or_absent(lane_spectra(record, arrays, at.layer, kv_head), MISSING),
+        "key-pairs": or_absent(key_pairs(record, arrays, at.layer, kv_head), without_pairs(record, arrays, at.layer)),
         "key-channels": or_absent(spread and distributions(*spread, at.layer, "key"), not_kept),
         "latent-channels": or_absent(spread and distributions(*spread, at.layer, "latent"), not_kept),
     }
@@ -78,4 +86,5 @@ def compute(record: Record, arrays: Arrays, at: Selection, kind: str) -> Drawing
     html = {"look-keys": look_html(record, arrays, at.layer, at.head, missing, at.layer in kept)}
     own = at.layer in kept or not from_memory(record, at.layer)
     lacks = {} if own else dict.fromkeys(("key-channels", "latent-channels"), UNKEPT)
-    return Drawing(spectra(record, arrays, at.layer), figures, html, titles=titles, lacks=lacks)
+    words = " ".join(filter(None, [spectra(record, arrays, at.layer), by_pair(record, arrays, at.layer, kv_head)]))
+    return Drawing(words, figures, html, titles=titles, lacks=lacks)

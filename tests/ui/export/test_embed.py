@@ -131,6 +131,7 @@ def test_what_is_selected_is_drawn_where_it_is_asked_for(view):
         "key-channels": "(layer 7, KV head 1)",
         "value-channels": "(layer 7, KV head 1)",
         "spectra": "(layer 7, KV head 1",
+        "pairs": "(layer 7, KV head 1)",
     }
     assert where.get(view, "<svg") in page
 

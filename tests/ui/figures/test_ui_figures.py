@@ -38,6 +38,7 @@ def all_figures(record, arrays):
         "ranks": f.effective_rank(record, arrays, 3),
         "means": f.mean_shares(record, arrays, 3),
         "lane_spectra": f.lane_spectra(record, arrays, 3, 1),
+        "pairs": f.key_pairs(record, arrays, 3, 1),
         "channels_key": f.distributions(record, arrays, 0, "key"),
         "channels_latent": f.distributions(record, arrays, 0, "latent"),
         "angles_query": f.angles(record, arrays, 3, 1, 5, "query_key"),
