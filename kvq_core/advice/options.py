@@ -1,6 +1,7 @@
 """A study's lanes as they would be deployed: what each takes for what was asked, whether that fits, and its flags."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,9 +10,8 @@ from kvq_core.advice.choice import Option
 from kvq_core.advice.report import WeightsFile
 from kvq_core.analysis.deploy import of_rules
 from kvq_core.engines import engines
-from kvq_core.errors import SpecError, excerpt
+from kvq_core.errors import ModelError, SpecError, excerpt
 from kvq_core.models import LoadedModel
-from kvq_core.models.gguf.header import read_header
 from kvq_core.pipeline.lanes import rule_record
 from kvq_core.shape import ModelRef, ModelShape
 from kvq_core.sizing.count import CacheBytes, NotKnown, cache_bytes, fp16_bytes
@@ -140,8 +140,13 @@ def weights_files(files: Sequence[Path]) -> list[WeightsFile]:
 
 def mended_part(parts: Sequence[Path]) -> str | None:
     """What a file was mended for, where it is one that was: no study of the published file is about it."""
-    told = (read_header(part).mended for part in parts if part.suffix == ".gguf")
-    return next(filter(None, told), None)
+    from kvq_core.models.gguf.header import read_header  # it loads gguf, which an app that starts does not
+
+    for part in parts:
+        with suppress(ModelError):  # what is no whole GGUF file is refused where it is loaded
+            if part.suffix == ".gguf" and (told := read_header(part).mended):
+                return told
+    return None
 
 
 def model_shape(model: LoadedModel) -> ModelShape:

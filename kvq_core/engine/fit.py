@@ -237,6 +237,6 @@ def _prompt(method: Method, group: LayerGroup, inside: list[int], source: FitSou
 
 def _pairs(rope: Rope, layers: tuple[int, ...], device: torch.device) -> Tensor | None:
     """The RoPE pair of each channel (layers, head_dim); None where that cannot be told."""
-    if not rope.on(layers).known or len(rope.cos) <= 1:
+    if not rope.on(layers).known or len(rope.cos) <= 1 or rope.cos.is_meta:
         return None
     return torch.stack([own.of for own in pairs_of(rope, layers)]).to(device)

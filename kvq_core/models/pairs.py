@@ -23,10 +23,11 @@ class Pairs:
     @classmethod
     def of_rope(cls, rope: Rope, layer: int) -> "Pairs":
         """Of a model's layer; ``rope`` as the model has it for two positions or more."""
-        dim = rope.norm.shape[-1]
+        own = rope.table_of(layer)
+        dim = own.norm.shape[-1]
         if not rope.rotates(layer):
             return cls(torch.arange(dim), torch.zeros(dim))
-        turn = rope.table_of(layer).matrices(1, 1, rope.cos.device)[0][0].double().cpu()
+        turn = own.matrices(1, 1, own.cos.device)[0][0].double().cpu()
         turned = (turn - torch.diag(turn.diagonal())).abs()
         other = torch.where(turned.amax(1) > _LEAST, turned.argmax(1), torch.arange(dim))
         _, of = torch.minimum(torch.arange(dim), other).unique(return_inverse=True)

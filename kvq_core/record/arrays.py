@@ -149,6 +149,8 @@ OF_SOME_METHODS = ("code_counts", "symmetric_share", "outlier_share", "latent_bi
 OF_CHUNKED_PROMPTS = tuple(
     f"{kind}{name}" for kind in ("prompt", "turns") for name in ("/positions", "/nll", "_kld", "_nll", "_same_top")
 )
+# And those of models whose key projections have a bias.
+OF_BIASES = ("pairs/key_bias",)
 # And those of one layer that was looked at after a run.
 OF_LOOKS = ("looked_offset", "looked_kl", "looked_kld", "looked_cosines_query_key", "looked_cosines_key_key")
 

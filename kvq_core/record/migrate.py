@@ -119,7 +119,16 @@ def _record_6(data: dict[str, Any]) -> dict[str, Any]:
     return {"parent": None, **data, **found, "environment": environment | data["environment"]}
 
 
-_STEPS = (_record_1, _record_2, _record_3, _record_4, _record_5, _record_6)
+def _record_7(data: dict[str, Any]) -> dict[str, Any]:
+    def lane(told: dict[str, Any]) -> dict[str, Any]:
+        return {"fold": "none", **told, "rules": [{"fold": "none", **rule} for rule in told["rules"]]}
+
+    floor = data["kernel_floor"] and lane(data["kernel_floor"])
+    lanes = [lane(told) for told in data["lanes"]]
+    return {**data, "noise_floor": lane(data["noise_floor"]), "kernel_floor": floor, "lanes": lanes}
+
+
+_STEPS = (_record_1, _record_2, _record_3, _record_4, _record_5, _record_6, _record_7)
 RECORD_STEPS: dict[int, Step] = dict(enumerate(_STEPS, 1))
 MANIFEST_STEPS: dict[int, Step] = dict.fromkeys(RECORD_STEPS, _unchanged)
 

@@ -19,7 +19,7 @@ VIEWS = {
     "Spectra": "#plot-head-spectra",
     "Query subspace": "#plot-error-split",
 }
-MOST_FIGURES = 8
+MOST_FIGURES = 9
 # Whether the browser keeps words of the form.
 KEEPS = "words => Object.values(localStorage).concat(Object.values(sessionStorage)).some(kept => kept.includes(words))"
 

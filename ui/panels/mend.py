@@ -6,15 +6,12 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
 from kvq_core.errors import KvqError, ModelError
 from kvq_core.inspection.report import Inspection
-from kvq_core.mend.formats import CacheFormat
-from kvq_core.mend.mend import Mended, MendRequest, place_of
-from kvq_core.models.gguf.header import read_header
 from kvq_core.settings import settings
 from ui.html.escape import safe
 from ui.html.numbers import significant
@@ -23,6 +20,9 @@ from ui.panels.job_panel import JobPanel
 from ui.service.jobs import Job
 from ui.service.services import QUIET, SWIFT, Services, visitor
 from ui.service.streams import with_empty_end
+
+if TYPE_CHECKING:  # mending loads gguf, which an app that starts does not
+    from kvq_core.mend.mend import Mended, MendRequest
 
 FORMAT, CONTEXT = "q4_0", 4096
 MENDING = JobPanel("mending", "Mend this model", "Mending", ("Mending cancelled", "warn", None, "No file was written."))
@@ -51,6 +51,9 @@ def offer_html(found: Inspection | None, model: str) -> str:
     that is mended."""
     if found is None or not found.at_risk_layers or found.facts.usual_bias is None:
         return ""
+    from kvq_core.mend.mend import place_of
+    from kvq_core.models.gguf.header import read_header
+
     try:
         place = place_of(model)
         if place.is_file() and read_header(place).mended is not None:
@@ -89,8 +92,11 @@ def _folder() -> Path:
     return settings().home / "mended"
 
 
-def request_for(model: str) -> MendRequest:
+def request_for(model: str) -> "MendRequest":
     """What is asked for the form's model. Raises KvqError where this instance or its file gives no way."""
+    from kvq_core.mend.formats import CacheFormat
+    from kvq_core.mend.mend import MendRequest, place_of
+
     if settings().public:
         raise ModelError("A public instance writes no model files; mend it on a machine of yours.")
     place = place_of(model)
@@ -118,7 +124,7 @@ async def stream(model: str, session: str, visitor: str, services: Services) -> 
     found: list[Mended] = []
 
     def show(news: list[Any]) -> Iterator[list[Any]]:
-        found.extend(event for event in news if isinstance(event, Mended))
+        found.extend(event for event in news if not isinstance(event, tuple))
         if isinstance(news[-1], tuple):
             doing, done, total = news[-1]
             yield [line(doing, done=done / max(1, total)), *MENDING.busy()]
@@ -129,14 +135,14 @@ async def stream(model: str, session: str, visitor: str, services: Services) -> 
         yield [_end(job, found), *MENDING.idle()]
 
 
-def _end(job: Job, found: list[Mended]) -> str:
+def _end(job: Job, found: list["Mended"]) -> str:
     if found:
         return mended_html(found[-1])
     error = MENDING.failure(job)
     return MENDING.cancelled_line() if error is None else notice("The model cannot be mended", error)
 
 
-def mended_html(found: Mended) -> str:
+def mended_html(found: "Mended") -> str:
     """Before and after, and the file as a model to run; why there is none where nothing was gained."""
     data = found.data()
     if not data["written"]:

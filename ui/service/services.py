@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvq_core.errors import StoreError
 from kvq_core.events import Event, Finished
@@ -15,7 +15,6 @@ from kvq_core.inspection.report import Inspection
 from kvq_core.limits import limits
 from kvq_core.machine import files
 from kvq_core.machine.telling import Told
-from kvq_core.mend.mend import Mended, MendRequest, mending
 from kvq_core.packed.lanes import MeasureRequest as Measuring
 from kvq_core.packed.lanes import Progress, measure_spec
 from kvq_core.pipeline.added import adding, captures_of, capturing, spec_of
@@ -33,6 +32,9 @@ from ui.service.jobs import Job, Jobs, Work
 from ui.service.line import UNKNOWN_COST, Cost, WaitingLine
 from ui.service.records import RecordCache
 
+if TYPE_CHECKING:
+    from kvq_core.mend.mend import Mended, MendRequest
+
 # Every handler of the page: not part of the API, and no overlay over what people read.
 # With nothing to show progress on: the browser would look up, copy and set every output of every event so far, twice
 # an event. That was a third of the time until a run can be used.
@@ -44,6 +46,12 @@ SWIFT = {**QUIET, "concurrency_limit": None}
 LATEST = {**SWIFT, "trigger_mode": "always_last"}
 # What changes the form's lanes is done in the order it was asked for, each on what those before it made of them.
 LANES = {**QUIET, "concurrency_limit": 1, "concurrency_id": "lanes", "trigger_mode": "multiple"}
+
+
+def _mending(request: "MendRequest") -> Generator["Told | Mended"]:
+    from kvq_core.mend.mend import mending  # it loads gguf, which an app that starts does not
+
+    yield from mending(request)
 
 
 @dataclass
@@ -61,7 +69,7 @@ class Services:
     train: Callable[[Offer], Generator[Training | TrainingResult]] = train_missing
     measure: Callable[[ComparisonSpec, Measuring], Generator[Progress]] = measure_spec
     look: Callable[..., Generator[InspectionProgress | Inspection]] = looking
-    mend: Callable[[MendRequest], Generator[Told | Mended]] = mending
+    mend: Callable[["MendRequest"], Generator["Told | Mended"]] = _mending
     records: RecordCache = field(init=False)
     line: WaitingLine = field(default_factory=WaitingLine)
     jobs: Jobs = field(init=False)

@@ -102,7 +102,8 @@ def test_all_texts_of_a_conversation_are_looked_for_at_once():
 
 
 @pytest.mark.parametrize("model", ["some/model", DEFAULT_MODEL])
-def test_more_text_than_is_read_is_refused_before_it_is_tokenized(model):
+def test_more_text_than_is_read_is_refused_before_it_is_tokenized(model, monkeypatch):
+    monkeypatch.setattr(template, "SECONDS", 60)  # it is about characters
     tokenizer = Tokenizer(LONG)
     (found,) = render_each(tokenizer, model, [("Hi", None)], chat=True)
     assert isinstance(found, SpecError) and "4,200,002 characters of this prompt; at most 4,000,000" in str(found)

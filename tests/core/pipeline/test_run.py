@@ -12,7 +12,7 @@ from kvq_core.events import Encoding, Finished, Prefill, Step
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.estimate import estimate
 from kvq_core.pipeline.prompt import render
-from kvq_core.record.arrays import ARRAYS, OF_CHUNKED_PROMPTS, OF_LOOKS, OF_SOME_METHODS
+from kvq_core.record.arrays import ARRAYS, OF_BIASES, OF_CHUNKED_PROMPTS, OF_LOOKS, OF_SOME_METHODS
 from kvq_core.record.fields import Record
 from kvq_core.spec import parse_spec
 from kvq_core.store.store import open_store
@@ -105,9 +105,8 @@ def test_arrays_are_the_documented_ones(finished: Finished) -> None:
     documented = {re.sub(r"\{i\}", "0", name) for name in ARRAYS}
     held = {re.sub(r"^lane/\w+/", "lane/0/", name) for name in finished.arrays}
     assert held <= documented
-    assert {
-        name for name in documented - held if not name.endswith(OF_SOME_METHODS + OF_CHUNKED_PROMPTS + OF_LOOKS)
-    } == set()
+    apart = OF_SOME_METHODS + OF_CHUNKED_PROMPTS + OF_LOOKS + OF_BIASES
+    assert {name for name in documented - held if not name.endswith(apart)} == set()
     kivi = {name.removeprefix("lane/0/") for name in finished.arrays if name.startswith("lane/0/")}
     assert {"key_code_counts", "value_code_counts"} <= kivi
     assert all(torch.isfinite(t.float()).all() for t in finished.arrays.values())

@@ -33,7 +33,6 @@ class Found:
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KVQ_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(panel, "Mended", Found)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     return tmp_path / "model.gguf"
 
