@@ -5,7 +5,8 @@ that the run measured, and not known where it quantized nothing; all others foll
 windows and a basis stop mattering.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from kvq_core.analysis.plans import lane_of, shape_of
 from kvq_core.errors import MethodError
@@ -24,6 +25,7 @@ class Growth:
     lane: Lane
     widths: Widths
     shared_bytes: int
+    _plans: dict[ModelShape, tuple[Assignment, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, lane: Lane, memory: Memory, measured: ModelShape) -> "Growth":
@@ -33,15 +35,17 @@ class Growth:
         widths = {(p.number, p.tensor): width for p, width in found if width.bits is None or p.method.from_data}
         return cls(lane, widths, memory.shared_bytes)
 
-    @property
+    @cached_property
     def sliding(self) -> bool:
         """Whether it quantizes layers with a window, too."""
         return any(rule.sliding for rule in self.lane.every_rule)
 
     def mean_bits(self, shape: ModelShape, tokens: int) -> float | None:
         """Bits of an element, keys and values together, all counted; None where they are not known."""
+        if shape not in self._plans:
+            self._plans[shape] = plan_on(self.lane, shape)
         try:
-            return planned_bits(plan_on(self.lane, shape), self.sliding, CacheAt(shape, tokens, tokens), self.widths)
+            return planned_bits(self._plans[shape], self.sliding, CacheAt(shape, tokens, tokens), self.widths)
         except MethodError:
             return None
 
