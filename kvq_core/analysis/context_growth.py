@@ -13,7 +13,16 @@ from kvq_core.errors import MethodError
 from kvq_core.methods import ModelShape
 from kvq_core.record.fields import Record
 from kvq_core.record.memory import FULL_PRECISION, Memory
-from kvq_core.sizing.count import CacheAt, NotKnown, Width, Widths, cache_bytes, elements_of, plan_on, planned_bits
+from kvq_core.sizing.count import (
+    CacheAt,
+    MeasuredWidth,
+    NotKnown,
+    Widths,
+    cache_bytes,
+    elements_of,
+    plan_on,
+    planned_bits,
+)
 from kvq_core.spec import Assignment, Lane
 
 
@@ -69,7 +78,7 @@ def growths(record: Record) -> dict[int, Growth | None]:
     return found
 
 
-def _width(part: Assignment, plan: list[Assignment], memory: Memory, measured: ModelShape) -> Width:
+def _width(part: Assignment, plan: list[Assignment], memory: Memory, measured: ModelShape) -> MeasuredWidth:
     """Of a rule's keys or values in a run, without the bytes that its layers hold whatever the context."""
     stored = memory.by_rule[part.number] if memory.by_rule else memory
     layers = sum(len(other.layers) for other in plan if other.of_one(part))
@@ -77,9 +86,9 @@ def _width(part: Assignment, plan: list[Assignment], memory: Memory, measured: M
     keys, kind = part.tensor == "keys", part.tensor.removesuffix("s")
     bits = stored.key_bits_quantized if keys else stored.value_bits_quantized
     if bits is None:
-        return Width(None, method)
+        return MeasuredWidth(None, method)
     before = part.transforms.stored_bytes(measured) if keys else 0
     fixed = layers * (method.fixed_bytes(measured)[0 if keys else 1] + before)
     whole = {f"{kind}_{name}" for name in FULL_PRECISION}
     packed = sum(s for name, s in stored.bytes_by_part.items() if name.startswith(f"{kind}_") and name not in whole)
-    return Width(bits * (1 - fixed / packed), method)
+    return MeasuredWidth(bits * (1 - fixed / packed), method)

@@ -45,7 +45,7 @@ class CacheBytes:
 
 
 @dataclass(frozen=True)
-class Width:
+class MeasuredWidth:
     """What a run tells of a rule's width: ``bits`` of an encoded element, None where it encoded none; ``method``: with
     what the prompt decided of the bytes that are stored once a layer."""
 
@@ -60,7 +60,7 @@ class Width:
         return Bytes(self.bits / 8 * heads * dim * tokens, float(once))
 
 
-Widths = Mapping[tuple[int, Tensor], Width]  # by a rule's number and its tensor
+Widths = Mapping[tuple[int, Tensor], MeasuredWidth]  # by a rule's number and its tensor
 NONE: Widths = MappingProxyType({})
 
 
@@ -158,7 +158,9 @@ def tensor_bytes(lane: Lane, tensor: Tensor, kind: LayerKind, tokens: int) -> in
     return plain + _whole(own.block + own.once)
 
 
-def part_bytes(part: Assignment, kind: LayerKind, prompt: int, tokens: int, width: Width | None = None) -> Bytes:
+def part_bytes(
+    part: Assignment, kind: LayerKind, prompt: int, tokens: int, width: MeasuredWidth | None = None
+) -> Bytes:
     """What a layer of the kind takes more than in fp16, by one rule and tensor, at the ``width`` that a run measured
     where that is given. Raises MethodError."""
     held, at = kind.tokens(tokens), TENSORS.index(part.tensor)
