@@ -85,7 +85,7 @@ def test_bytes_are_told_by_rule(finished: Finished) -> None:
 
 
 def test_bytes_grow_with_the_context_rule_by_rule(finished: Finished) -> None:
-    """InnerQ's hybrid stores tokens that came one by one in other groups than those of a prompt."""
+    """InnerQ's hybrid pads the mask of every token that came by itself to whole bytes, and that of a prompt once."""
     record = finished.record
     shape, found = shape_of(record), growths(record)
     for index, lane in enumerate(record.lanes):
