@@ -34,7 +34,7 @@ _TABLE = """
     spec: complaints errors frozen methods
     presets: complaints errors frozen methods sizing spec
     links: errors spec
-    analysis: engines errors methods record spec
+    analysis: engines errors methods record sizing spec
     models: errors kernels machine methods settings shape sizing spec
     engine: codecs divergence errors machine methods models spec
     training: codebooks errors kernels machine methods models settings spec

@@ -1,4 +1,4 @@
 """Conclusions from a finished record: verdict, explanation, two runs compared, bytes against context length.
 
-Imports record, spec and the methods' descriptions; no torch, no model. Start at ``verdict``.
+Imports record, spec, sizing and the methods' descriptions; no model. Start at ``verdict``.
 """

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def is_at_once(arguments: argparse.Namespace) -> bool:
-    """Whether a configuration is all there is, which no library is needed for."""
+    """Whether a configuration is all there is, for which nothing is loaded."""
     from kvq_core.sizing.fit import is_configuration
 
     return is_configuration(arguments.model)
@@ -55,7 +55,7 @@ def fit_of_loaded(model: "LoadedModel", asked: "FitRequest") -> "Fit":
 
 def fit_of_path(given: str, asked: "FitRequest") -> "Fit | None":
     """Of a folder with a configuration; None where there is none that says what its cache takes."""
-    from kvq_core.sizing.fit import fit_of_folder
+    from kvq_core.inspection.fits import fit_of_folder
 
     try:
         return fit_of_folder(Path(given), asked) if (Path(given) / "config.json").is_file() else None

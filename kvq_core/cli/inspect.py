@@ -47,10 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) ->
 
 def inspect(arguments: argparse.Namespace) -> None:
     """Look at a model and print what was found; of one that cannot be run, what its configuration says."""
-    from kvq_core.sizing.fit import fit_of_folder
+    from kvq_core.inspection.fits import fit_of_folder
 
     asked = fit_cli.asked_for(arguments)
     if fit_cli.is_at_once(arguments):
+        arguments.quiet()
         fits = fit_of_folder(Path(arguments.model), asked)
         _print_fit(arguments, fits, "its folder has no weights: what needs them or a run is not known")
         return

@@ -1,10 +1,13 @@
-"""What fits of a model that is on this machine, at the size that memory is planned for; nothing is loaded for it."""
+"""What fits of a model that is on this machine, or whose configuration is; nothing is loaded for it."""
+
+from pathlib import Path
 
 from kvq_core.analysis.choice import PLANNED_BATCH, PLANNED_TOKENS
 from kvq_core.errors import ModelError
 from kvq_core.models import configuration_of
+from kvq_core.models.parameters import parameters_of
 from kvq_core.sizing.fit import Fit, FitRequest, fit
-from kvq_core.sizing.layers import shape_of
+from kvq_core.sizing.layers import read_config, shape_of
 from kvq_core.sizing.weights import weights_of
 
 PLANNED = FitRequest(context=PLANNED_TOKENS, batch=PLANNED_BATCH)
@@ -17,6 +20,14 @@ def fit_here(id: str, revision: str | None = None, asked: FitRequest = PLANNED) 
         return None
     try:
         shape = shape_of(found.config)
-        return fit(id, shape, weights_of(found.folder, found.config, shape, found.weights_bytes), asked)
+        weights = weights_of(found.folder, found.config, shape, parameters_of, found.weights_bytes)
+        return fit(id, shape, weights, asked)
     except ModelError:
         return None
+
+
+def fit_of_folder(folder: Path, asked: FitRequest) -> Fit:
+    """What fits, from a folder's configuration. Raises ModelError where that does not say what the cache takes."""
+    config = read_config(folder)
+    shape = shape_of(config)
+    return fit(folder.resolve().name, shape, weights_of(folder, config, shape, parameters_of), asked)

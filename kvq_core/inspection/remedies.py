@@ -4,13 +4,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd
 
-from kvq_core.analysis.context_growth import Growth
 from kvq_core.engine.decode import Decode
 from kvq_core.engine.lane_state import LaneState
 from kvq_core.inspection.report import Remedy, spans
 from kvq_core.methods import ModelShape
 from kvq_core.metrics.fidelity import Fidelity
-from kvq_core.metrics.stored_bytes import measure
+from kvq_core.sizing.count import plan_bytes, plan_on
 from kvq_core.spec import Lane
 
 BYTES_AT = 4_096  # tokens of the context that bytes are told for
@@ -52,16 +51,19 @@ def named(layers: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class MeasuredRemedy:
-    """KLD of a lane over the forced tokens, in nats, and how its bytes grow."""
+    """KLD of a lane over the forced tokens, in nats."""
 
+    lane: Lane
     kld: float
-    growth: Growth
 
-    def extra(self, plain: "MeasuredRemedy", shape: ModelShape, tokens: int) -> int:
-        """Bytes stored beyond the plain lane's for a context, at most: with windows at their fullest."""
+    def extra(self, plain: "MeasuredRemedy", shape: ModelShape, tokens: int) -> tuple[int, int]:
+        """Bytes stored beyond the plain lane's for a context, at most, with windows at their fullest; and those of them
+        that are stored once, whatever the context."""
         lengths = range(tokens - _FILLING + 1, tokens + 1)
-        own, other = ([each.growth.nbytes(shape, n, 1) or 0 for n in lengths] for each in (self, plain))
-        return round(max(a - b for a, b in zip(own, other, strict=True)))
+        plans = [plan_on(each.lane, shape) for each in (self, plain)]
+        own, other = ([plan_bytes(plan, shape, n, n) for n in lengths] for plan in plans)
+        more = max(a.block + a.once - b.block - b.once for a, b in zip(own, other, strict=True))
+        return round(more), round(own[-1].once - other[-1].once)
 
 
 def measured_lanes(decode: Decode, fidelity: Fidelity, shape: ModelShape) -> dict[str, MeasuredRemedy | str]:
@@ -78,7 +80,7 @@ def _each(
             yield name, state.error or "it could not be set up"
             continue
         kld = fidelity.column("kld", running.index(state)).double().mean().item()
-        yield name, MeasuredRemedy(kld, Growth.of(state.lane, measure(state.cache, shape), shape))
+        yield name, MeasuredRemedy(state.lane, kld)
 
 
 def remedy(name: str, lane: Lane, found: MeasuredRemedy | str, plain: MeasuredRemedy, shape: ModelShape) -> Remedy:
@@ -86,7 +88,5 @@ def remedy(name: str, lane: Lane, found: MeasuredRemedy | str, plain: MeasuredRe
     told = lane.model_dump(mode="json", exclude_defaults=True)
     if isinstance(found, str):
         return Remedy(name=name, lane=told, kld=None, extra_bytes=None, refused=found)
-    fixed = found.growth.fixed_bytes(shape) - plain.growth.fixed_bytes(shape)
-    return Remedy(
-        name=name, lane=told, kld=found.kld, extra_bytes=found.extra(plain, shape, BYTES_AT), fixed_bytes=fixed
-    )
+    extra, fixed = found.extra(plain, shape, BYTES_AT)
+    return Remedy(name=name, lane=told, kld=found.kld, extra_bytes=extra, fixed_bytes=fixed)

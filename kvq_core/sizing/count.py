@@ -3,7 +3,9 @@ same in the tensors that it holds."""
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from kvq_core.errors import MethodError
 from kvq_core.methods import LayerKind, Method, ModelRef, ModelShape
@@ -42,6 +44,26 @@ class CacheBytes:
         return (self.tensors if self.reserved is None else self.reserved) + self.shared
 
 
+@dataclass(frozen=True)
+class MeasuredWidth:
+    """What a run tells of a rule's width: ``bits`` of an encoded element, None where it encoded none; ``method``: with
+    what the prompt decided of the bytes that are stored once a layer."""
+
+    bits: float | None
+    method: Method
+
+    def bytes(self, tensor: int, heads: int, dim: int, tokens: int) -> Bytes:
+        """Of keys (``tensor`` 0) or of values (1) in one layer. Raises MethodError where the width is not known."""
+        if self.bits is None:
+            raise MethodError(f"{self.method.name}: the run quantized nothing by it, so that its width is not known.")
+        once = self.method.fixed_bytes(ModelShape(1, heads, heads, dim, 0))[tensor]
+        return Bytes(self.bits / 8 * heads * dim * tokens, float(once))
+
+
+Widths = Mapping[tuple[int, Tensor], MeasuredWidth]  # by a rule's number and its tensor
+NONE: Widths = MappingProxyType({})
+
+
 def cache_bytes(
     lane: Lane,
     shape: ModelShape,
@@ -51,14 +73,16 @@ def cache_bytes(
     engine: str | None = None,
     model: ModelRef | None = None,
     memory: int | None = None,
+    widths: Widths = NONE,
 ) -> CacheBytes | NotKnown:
     """Of ``batch`` sequences of ``tokens`` tokens each, the first ``prompt`` of which entered together and the others
     one by one. Layers with a window hold the tokens in it. ``engine``: one of ``engines``, on a card with so many
-    bytes of ``memory``; ``model``: whose learned data is meant, where it is known."""
+    bytes of ``memory``; ``model``: whose learned data is meant, where it is known; ``widths``: those that a run
+    measured."""
     plan = plan_on(lane, shape)
     states = shape.dtype_bytes * sum(kind.conv + kind.recurrent for kind in shape.kinds)
     try:
-        total = plan_bytes(plan, shape, prompt, tokens)
+        total = plan_bytes(plan, shape, prompt, tokens, widths)
         reserved = None if engine is None else reserved_in(engine, lane.label, plan, shape, tokens, batch, memory)
     except MethodError as error:
         return NotKnown(str(error))
@@ -94,12 +118,18 @@ def bits_of(lane: Lane, at: CacheAt) -> float:
     return planned_bits(plan_on(lane, at.shape), any(rule.sliding for rule in lane.every_rule), at)
 
 
-def planned_bits(plan: tuple[Assignment, ...], sliding: bool, at: CacheAt) -> float:
-    """``bits_of`` a lane whose plan is known; ``sliding``: whether it quantizes layers of windows, too."""
-    kinds = [at.shape.kinds[layer] for layer in (at.shape.keyed if sliding else at.shape.full)]
-    elements = sum(kind.tokens(at.tokens) * kind.kv_heads * (kind.key_dim + kind.value_dim) for kind in kinds)
-    more = plan_bytes(plan, at.shape, at.prompt, at.tokens)
+def planned_bits(plan: tuple[Assignment, ...], sliding: bool, at: CacheAt, widths: Widths = NONE) -> float:
+    """``bits_of`` a lane whose plan is known; ``sliding``: whether it quantizes layers of windows, too; ``widths``:
+    those that a run measured."""
+    elements = elements_of(sliding, at)
+    more = plan_bytes(plan, at.shape, at.prompt, at.tokens, widths)
     return 8 * FP16 + 8 * (more.block + more.once) / elements if elements else 8.0 * FP16
+
+
+def elements_of(sliding: bool, at: CacheAt) -> int:
+    """Of keys and values that a lane can quantize."""
+    kinds = [at.shape.kinds[layer] for layer in (at.shape.keyed if sliding else at.shape.full)]
+    return sum(kind.tokens(at.tokens) * kind.kv_heads * (kind.key_dim + kind.value_dim) for kind in kinds)
 
 
 def plan_on(lane: Lane, shape: ModelShape) -> tuple[Assignment, ...]:
@@ -108,12 +138,14 @@ def plan_on(lane: Lane, shape: ModelShape) -> tuple[Assignment, ...]:
     return lane.plan_of(held, shape.windowed, shape.stateful)
 
 
-def plan_bytes(plan: tuple[Assignment, ...], shape: ModelShape, prompt: int, tokens: int) -> Bytes:
+def plan_bytes(
+    plan: tuple[Assignment, ...], shape: ModelShape, prompt: int, tokens: int, widths: Widths = NONE
+) -> Bytes:
     """What all layers take more than in fp16. Raises MethodError where a method cannot store a layer's heads."""
     total = Bytes()
     for part in plan:
         for kind, count in Counter(shape.kinds[layer] for layer in part.layers).items():
-            own = part_bytes(part, kind, prompt, tokens)
+            own = part_bytes(part, kind, prompt, tokens, widths.get((part.number, part.tensor)))
             total = Bytes(*(a + count * b for a, b in zip(total, own, strict=True)))
     return total
 
@@ -126,8 +158,11 @@ def tensor_bytes(lane: Lane, tensor: Tensor, kind: LayerKind, tokens: int) -> in
     return plain + _whole(own.block + own.once)
 
 
-def part_bytes(part: Assignment, kind: LayerKind, prompt: int, tokens: int) -> Bytes:
-    """What a layer of the kind takes more than in fp16, by one rule and tensor. Raises MethodError."""
+def part_bytes(
+    part: Assignment, kind: LayerKind, prompt: int, tokens: int, width: MeasuredWidth | None = None
+) -> Bytes:
+    """What a layer of the kind takes more than in fp16, by one rule and tensor, at the ``width`` that a run measured
+    where that is given. Raises MethodError."""
     held, at = kind.tokens(tokens), TENSORS.index(part.tensor)
     dims = (kind.key_dim, kind.value_dim)
     if not dims[at]:
@@ -139,7 +174,8 @@ def part_bytes(part: Assignment, kind: LayerKind, prompt: int, tokens: int) -> B
         packed += count * times
         streams += not later and part.beside
         if part.method.quantizes:
-            own = Encoded(part.method, at, kind.kv_heads, dims, prompt, start, count, later).bytes()
+            new = Encoded(part.method, at, kind.kv_heads, dims, prompt, start, count, later)
+            own = new.bytes() if width is None else width.bytes(at, kind.kv_heads, dims[at], count)
             total = Bytes(total.block + own.block * times, own.once, 0.0, total.host + own.host * times)
     total = total._replace(model=float(learned_bytes(part.method, at, kind.kv_heads, dims)))
     if not packed:

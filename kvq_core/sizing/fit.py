@@ -14,9 +14,8 @@ from kvq_core.errors import SpecError, excerpt
 from kvq_core.frozen import Frozen
 from kvq_core.shape import LayerKind, ModelShape
 from kvq_core.sizing.formats import FormatBits, formats
-from kvq_core.sizing.layers import read_config, shape_of
 from kvq_core.sizing.reserve import Allowance, Stack, allowance, reserved_bytes
-from kvq_core.sizing.weights import Weights, weights_of
+from kvq_core.sizing.weights import Weights
 
 MEMORIES = (16, 24, 48, 80, 141)  # GB of common GPUs
 CONTEXT = 8_192  # tokens, where none is asked for
@@ -105,13 +104,6 @@ def is_configuration(place: str) -> bool:
         return (folder / "config.json").is_file() and not any(folder.glob("*.safetensors"))
     except OSError:
         return False
-
-
-def fit_of_folder(folder: Path, asked: FitRequest) -> Fit:
-    """What fits, from a folder's configuration. Raises ModelError where that does not say what the cache takes."""
-    config = read_config(folder)
-    shape = shape_of(config)
-    return fit(folder.resolve().name, shape, weights_of(folder, config, shape), asked)
 
 
 def fit(title: str, shape: ModelShape, weights: Weights, asked: FitRequest) -> Fit:

@@ -166,8 +166,8 @@ def extrapolation(record: Record, shape: str, context: Any, batch: Any) -> str:
         f'<th scope="col">{safe(shape)} at {tokens:,} × {copies:,}</th>'
         '<th scope="col">cache</th><th scope="col">of fp16</th>'
         f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-        '<p class="muted">Extrapolated from this run to prompts of that length: the quantized region at its measured '
-        "bits, windows and what is fixed (a basis, norms) as they are, model-wide codebooks not counted.</p>"
+        '<p class="muted">Counted for prompts of that length, windows and what is fixed (a basis, norms) among them; '
+        "bits that follow from data are those of this run; model-wide codebooks not counted.</p>"
     )
 
 

@@ -8,10 +8,12 @@ import pytest
 
 from benchmarks.format_bits import rows
 from kvq_core.errors import ModelError
+from kvq_core.inspection.fits import fit_of_folder
 from kvq_core.models import load
+from kvq_core.models.parameters import parameters_of
 from kvq_core.packed.measurement import MeasureRequest, measure
 from kvq_core.shape import ModelShape
-from kvq_core.sizing.fit import Cache, Fit, FitRequest, Reserve, fit, fit_of_folder, memory_of
+from kvq_core.sizing.fit import Cache, Fit, FitRequest, Reserve, fit, memory_of
 from kvq_core.sizing.formats import formats
 from kvq_core.sizing.layers import shape_of
 from kvq_core.sizing.reserve import Stack, allowance, page_tokens
@@ -93,7 +95,7 @@ DEEPSEEK_V3 = {
 def found(config: dict[str, Any], context: int, batch: int = 1, memory: int | None = None, **more: Any) -> Fit:
     shape = shape_of(config)
     asked = FitRequest(memory=memory, context=context, batch=batch, **more)
-    return fit("a model", shape, count_weights(config, shape), asked)
+    return fit("a model", shape, count_weights(config, shape, parameters_of), asked)
 
 
 def by_engine(found: Fit, engine: str) -> dict[str, Reserve]:
@@ -228,7 +230,7 @@ def test_fits_says_whether_weights_cache_and_allowance_do() -> None:
 
 
 def test_what_is_not_known_is_said(tmp_path: Path) -> None:
-    config = {**NEMOTRON_NANO_9B, "torch_dtype": None}
+    config = {**NEMOTRON_NANO_9B, "model_type": "unheard of", "torch_dtype": None}
     (tmp_path / "config.json").write_text(json.dumps(config))
     told = fit_of_folder(tmp_path, FitRequest(memory=10**11, context=200_000))
     assert told.weights.nbytes is None and "bytes of the weights" in told.unknown

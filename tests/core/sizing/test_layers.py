@@ -10,7 +10,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from kvq_core.errors import ModelError
 from kvq_core.shape import LayerKind
 from kvq_core.sizing.layers import shape_of, text_config
-from kvq_core.sizing.weights import parameters
 
 TOKENS = 20
 TINY = {
@@ -148,22 +147,6 @@ def test_windows_are_those_of_a_static_cache() -> None:
     assert [layer.max_cache_len for layer in cache.layers] == [layer.tokens(TOKENS) for layer in layers]
 
 
-@pytest.mark.parametrize(
-    "family",
-    ["qwen3", "mistral", "gemma2", "gpt_oss", "deepseek_v3", "deepseek_v32", "qwen3_next", "granitemoehybrid", "bamba"],
-)
-def test_weights_are_those_of_the_model_within_a_hundredth(family: str) -> None:
-    told = {**given(family), "hidden_size": 512, "intermediate_size": 1024, "vocab_size": 4096, "head_dim": 32}
-    if family in ("granitemoehybrid", "bamba"):
-        told |= {"mamba_n_heads": 64}
-    fields = {name: value for name, value in told.items() if name != "model_type"}
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**fields))
-    config = {**CONFIG_MAPPING[family](**fields).to_dict()}
-    counted = sum(parameters(config, shape_of(config).kinds))
-    assert counted == pytest.approx(sum(weight.numel() for weight in model.parameters()), rel=0.01)
-
-
 def test_the_language_model_of_one_that_sees_is_what_counts() -> None:
     inner = given("gemma3_text")
     assert text_config({"model_type": "gemma3", "text_config": inner, "torch_dtype": "bfloat16"}) == {
@@ -222,12 +205,3 @@ def test_kv_heads_are_read_by_each_of_their_names_and_by_layer(given: dict, head
 def test_a_family_that_is_not_known_is_not_taken_as_the_plain_one(given: dict, why: str) -> None:
     with pytest.raises(ModelError, match=why):
         shape_of({**PLAIN, **given})
-
-
-def test_a_feed_forward_without_a_gate_has_two_matrices() -> None:
-    sizes = {**PLAIN, "model_type": "starcoder2", "num_key_value_heads": 2, "intermediate_size": 1024}
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["starcoder2"](**{**sizes, "vocab_size": 100}))
-    config = model.config.to_dict()
-    counted = sum(parameters(config, shape_of(config).kinds))
-    assert counted == pytest.approx(sum(each.numel() for each in model.parameters()), rel=0.05)
