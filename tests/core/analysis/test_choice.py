@@ -12,6 +12,7 @@ from kvq_core.record.memory import HOST_COPY
 from kvq_core.record.subset import best
 from kvq_core.studies.agreement import SHIPPED
 from tests.support.ui_record_factory import make_run
+from ui.html.escape import prose
 from ui.panels.answer import answer_html
 from ui.words import answer as words
 from ui.words.answer import answer, answer_line
@@ -178,7 +179,7 @@ def test_the_card_says_how_often_one_prompt_is_right_as_the_file_that_ships_has_
     assert said.startswith(f"One prompt names the tier right in {100 * line['share']:.0f} of 100 ")
     assert f"each of {found['prompts']} prompts" in said and all(model in said for model in found["models"])
     assert f"{line['cases']} cases of {found['lanes']} cache formats" in said and "recommend" not in said
-    assert f'<p class="reason trust">{said}</p>' in answer_html(record, arrays)
+    assert f'<p class="reason trust">{prose(said)}</p>' in answer_html(record, arrays)
     assert answer(*of([0.5], [0.1], scored=20)).trust == "" and "trust" not in answer_html(*of([0.5], [0.1], scored=20))
     monkeypatch.setattr(words, "shipped", lambda: None)
     assert answer(record, arrays).trust == "" and 'class="reason trust"' not in answer_html(record, arrays)
