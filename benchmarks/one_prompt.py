@@ -2,8 +2,8 @@
 and whether they say of a lane's tier, and of the format to use, what all of them say. From stored rows alone: no model
 computes. Written where the page and ``make readme`` read it.
 
-``--table`` counts the reference table instead, where the store has all of it. Its answers score 47 positions, fewer
-than a verdict needs, so that one prompt of it names no tier.
+``--table`` counts the reference table instead, where the store has all of it. Its answers are shorter than a verdict
+needs, so that one prompt of it names no tier.
 """
 
 import argparse

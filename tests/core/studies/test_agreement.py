@@ -11,13 +11,15 @@ import pytest
 from benchmarks import by_study, one_prompt
 from kvq_core.advice.choice import Option
 from kvq_core.advice.decision import DecisionRequest
-from kvq_core.analysis.verdict import Placed
+from kvq_core.analysis.verdict import MIN_SCORED, Placed
 from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.studies import agreement as module
 from kvq_core.studies.agreement import agreement, line_of, shipped, subsets, tier_of, tier_said
-from kvq_core.studies.example import packaged_ids, packaged_studies
+from kvq_core.studies.example import example_spec, packaged_ids, packaged_studies
 from kvq_core.studies.rows import frame, read_rows
+from kvq_core.studies.spec import read_study
 from kvq_core.studies.summary import lane_lines
+from kvq_core.studies.table import FILE
 
 CLOSE = 0.001  # nats at every position
 
@@ -154,6 +156,10 @@ def test_what_ships_is_of_the_study_that_ships_and_of_its_rows(rows: pd.DataFram
     assert line["open"] == pytest.approx(np.hstack([each["open"] for each in said]).mean())
     assert (line["cases"], line["positions"]) == (hits.shape[1], rows["scored"].mean())
     assert found["lanes"] == rows["lane"].nunique() and found["unsure"] == 16 - hits.shape[1]
+
+
+def test_the_table_is_no_source_for_it_for_its_answers_are_too_short_for_a_verdict() -> None:
+    assert read_study(FILE).comparison.max_new_tokens - 1 < MIN_SCORED <= example_spec().comparison.max_new_tokens - 1
 
 
 def test_figures_of_other_results_are_not_told(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
