@@ -45,7 +45,7 @@ def one_prompt_part() -> str:
     ]
     head = "What is said | Prompts | Scored positions | Model | Draws x cases | As all prompts say | Left open"
     said = (
-        f"Study {found['study']}, {found['prompts']} prompts, {found['lanes']} lanes, {' and '.join(found['models'])}.",
+        f"The study that ships: {found['prompts']} prompts, {found['lanes']} lanes, {' and '.join(found['models'])}.",
         f"Engines asked for: {', '.join(found['engines'])}; tolerances: {', '.join(found['tolerances'])}.",
         f"Lanes of a model whose tier all prompts leave open, which are no cases: {found['unsure']}.",
     )
