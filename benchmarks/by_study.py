@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from benchmarks.measured import figures, table
+from kvq_core.record.fields import RESULTS_VERSION
+from kvq_core.studies.agreement import shipped
 
 
 def intervals_part() -> str:
@@ -22,6 +24,32 @@ def intervals_part() -> str:
     ends = "Upper end over mean that 5 % exceed"
     head = f"Standard deviation of log KLD | Prompts | Intervals that hold the mean | Equal lanes told apart | {ends}"
     return f"{table(head, *rows)}\n\n{found['studies']:,} studies a row, {found['resamples']:,} resamples an interval."
+
+
+def one_prompt_part() -> str:
+    """How often fewer prompts say what all of the study that ships say."""
+    if (found := shipped()) is None:
+        return f"Not counted with results version {RESULTS_VERSION}: `python benchmarks/one_prompt.py`."
+    named = {None: "both" if len(found["models"]) == 2 else "all"}
+    rows = [
+        (
+            "Tier" if line["what"] == "tier" else "Format to use",
+            str(line["prompts"]),
+            f"{line['positions']:,.0f}",
+            named.get(line["model"], line["model"]),
+            f"{line['subsets']:,} x {line['cases']}",
+            f"{line['share']:.0%} ({line['low']:.0%} to {line['high']:.0%})",
+            f"{line['open']:.0%}" if "open" in line else "-",
+        )
+        for line in sorted(found["lines"], key=lambda each: each["what"] != "tier")
+    ]
+    head = "What is said | Prompts | Scored positions | Model | Draws x cases | As all prompts say | Left open"
+    said = (
+        f"The study that ships: {found['prompts']} prompts, {found['lanes']} lanes, {' and '.join(found['models'])}.",
+        f"Engines asked for: {', '.join(found['engines'])}; tolerances: {', '.join(found['tolerances'])}.",
+        f"Lanes of a model whose tier all prompts leave open, which are no cases: {found['unsure']}.",
+    )
+    return f"{table(head, *rows)}\n\n{' '.join(said)}"
 
 
 def study_costs_part() -> str:

@@ -28,7 +28,7 @@ from benchmarks.by_mend import mend_part
 from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, methods_part, names_part
 from benchmarks.by_page import newcomers_part, visits_part
 from benchmarks.by_policy import advice_part, policies_part
-from benchmarks.by_study import intervals_part, study_costs_part
+from benchmarks.by_study import intervals_part, one_prompt_part, study_costs_part
 from benchmarks.by_table import draw, instructions_part, results_part, table_part
 from benchmarks.by_task import suites_part, tasks_part, verifiers_part
 from benchmarks.measured import HERE, figures, table
@@ -302,6 +302,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "lanes": lanes_part,
     "prefill": prefill_part,
     "intervals": intervals_part,
+    "one-prompt": one_prompt_part,
     "study-costs": study_costs_part,
     "policies": policies_part,
     "advice": advice_part,

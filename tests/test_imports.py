@@ -95,8 +95,8 @@ OPEN_TO_THE_PAGE = {
     "packed": {"gpus", "lanes", "slow"},
     "pipeline": {"added", "estimate", "examples", "layer_look", "roundtrip", "solved", "timings", "why"},
     "studies": set(
-        "bounds cells estimate example executors intervals pairs prompts result rows sources spec stored_plan study "
-        "task_suites tasks".split()
+        "agreement bounds cells estimate example executors intervals pairs prompts result rows sources spec "
+        "stored_plan study task_suites tasks".split()
     ),
     "sizing": {"count", "fit", "reserve", "units"},
     "training": {"offer"},

@@ -67,10 +67,7 @@ def choose(found: Evidence, options: Sequence[Option], pair: Callable[[str, str]
     """The smallest lane that fits, that the engine has and that holds on the prompts; of lanes alike in size the one
     that loses least. ``agreement`` counts how often prompts drawn with replacement give the same; ``pair``: how the
     study compares two lanes."""
-    by_label = {option.label: option for option in options}
-    own = [by_label[lane] for lane in found.lanes]
-    usable = np.array([o.fits is not False and o.refused is None and o.label not in found.failed for o in own])
-    sizes = np.array([option.size for option in own])
+    usable, sizes = _had(found, options)
     count = len(found.prompts)
     (best,) = _best(found, np.full((1, count), 1 / count), usable, sizes)
     others = usable.copy()
@@ -86,6 +83,22 @@ def choose(found: Evidence, options: Sequence[Option], pair: Callable[[str, str]
     rival = int(names[times.argmax()]) if len(rest) else -1
     depends, more = (None, None) if agreement >= CONFIDENCE else _open(found, best, rival, sizes, pair)
     return AdvisedChoice(_name(found, best), agreement, _name(found, rival), _name(found, second), depends, more)
+
+
+def best_lane(found: Evidence, options: Sequence[Option]) -> str | None:
+    """The answer that ``choose`` gives on the prompts as they are, however few; None where no lane will do."""
+    usable, sizes = _had(found, options)
+    count = len(found.prompts)
+    (best,) = _best(found, np.full((1, count), 1 / count), usable, sizes)
+    return _name(found, best)
+
+
+def _had(found: Evidence, options: Sequence[Option]) -> tuple[Array, Array]:
+    """Of every lane whether it can be had at all, and its bytes."""
+    by_label = {option.label: option for option in options}
+    own = [by_label[lane] for lane in found.lanes]
+    usable = np.array([o.fits is not False and o.refused is None and o.label not in found.failed for o in own])
+    return usable, np.array([option.size for option in own])
 
 
 def _best(found: Evidence, weights: Array, usable: Array, sizes: Array) -> Array:

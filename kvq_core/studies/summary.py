@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvq_core.analysis.confidence import EDGES
-from kvq_core.analysis.verdict import TIERS, Figures, tier
+from kvq_core.analysis.verdict import TIERS, Figures, Placed, tier
 from kvq_core.studies.intervals import FEWEST, mean_interval, share_interval, tail_interval
 
 if TYPE_CHECKING:
@@ -41,13 +41,16 @@ def lane_lines(frame: "pd.DataFrame") -> list[Line]:
 def _placed(rows: "pd.DataFrame", line: Line) -> Line:
     """The tier of a lane over the prompts, by the rule that a run's lane is read by, and the figure that decides it;
     None of too few prompts for an interval."""
-    if line["kld_low"] is None:
-        return {"tier": None, "tier_reason": None}
-    apart = int((rows["flips"] - rows["near_tie_flips"]).clip(lower=0).sum())
-    p99, repeats = float(np.percentile(_pooled(rows, "kld"), 99)), float(rows["repeats"].eq(True).mean())
-    ends = line["kld_low"], line["kld_high"]
-    found = tier(Figures(*ends, p99, apart, int(rows["scored"].sum()), repeats))
+    found = None if line["kld_low"] is None else placed(rows, line["kld_low"], line["kld_high"])
     return {"tier": found and found.word, "tier_reason": found and found.reason}
+
+
+def placed(rows: "pd.DataFrame", low: float, high: float) -> Placed | None:
+    """The tier of a lane's rows, a prompt each, whose mean KLD in nats lies between ``low`` and ``high``; None of too
+    few scored positions."""
+    apart = int((rows["flips"] - rows["near_tie_flips"]).clip(lower=0).sum())
+    p99, repeats = float(np.percentile(pooled(rows, "kld"), 99)), float(rows["repeats"].eq(True).mean())
+    return tier(Figures(low, high, p99, apart, int(rows["scored"].sum()), repeats))
 
 
 def is_wide(line: Line) -> bool:
@@ -142,13 +145,14 @@ def _mean(column: "pd.Series") -> float | None:
     return None if column.isna().all() else float(column.mean())
 
 
-def _pooled(rows: "pd.DataFrame", name: str) -> np.ndarray:
+def pooled(rows: "pd.DataFrame", name: str) -> np.ndarray:
+    """A column of lists, an entry a scored position, of all rows."""
     return np.concatenate([np.asarray(values) for values in rows[name]])
 
 
 def _buckets(rows: "pd.DataFrame") -> list[Line]:
     """Tokens of all prompts by how sure the reference is of its next token."""
-    probs, kld, same = _pooled(rows, "top_prob"), _pooled(rows, "kld"), _pooled(rows, "same_top").astype(bool)
+    probs, kld, same = pooled(rows, "top_prob"), pooled(rows, "kld"), pooled(rows, "same_top").astype(bool)
     of = np.clip(np.searchsorted(EDGES, probs, side="right") - 1, 0, len(EDGES) - 2)
     found = []
     for at, (low, high) in enumerate(zip(EDGES, EDGES[1:], strict=False)):
@@ -160,7 +164,7 @@ def _buckets(rows: "pd.DataFrame") -> list[Line]:
 
 def _structure(rows: "pd.DataFrame") -> Line:
     """KLD of braces, quotes, digits and names of tools, and of all other tokens."""
-    marked, kld = _pooled(rows, "structural").astype(bool), _pooled(rows, "kld")
+    marked, kld = pooled(rows, "structural").astype(bool), pooled(rows, "kld")
     parts = {"structural_kld": kld[marked], "other_kld": kld[~marked]}
     means = {name: float(values.mean()) if len(values) else None for name, values in parts.items()}
     return {"structural_share": float(marked.mean()), **means}

@@ -20,6 +20,10 @@ def _beyond(others: str) -> str:
     return f'<p class="beyond">{prose(others)}</p>' if others else ""
 
 
+def _trust(said: str) -> str:
+    return f'<p class="reason trust">{prose(said)}</p>' if said else ""
+
+
 def answer_html(record: Record, arrays: Arrays, shown: Mapping[str, Any] = NOTHING_CHOSEN) -> str:
     """Of all lanes of a run; ``shown``: what a page shows of it."""
     found = answer(record, arrays)
@@ -37,5 +41,6 @@ def answer_html(record: Record, arrays: Arrays, shown: Mapping[str, Any] = NOTHI
         f"<q>{safe(shorten(record.question, 64))}</q> · {safe(where)}</p>"
         f'<h1 id="answer-said" tabindex="-1">{head}</h1>'
         f"{_beyond(found.others)}"
-        f'<p class="reason">{prose(found.reason)}</p><p class="pills">{facts}</p></div>{plot}</section>'
+        f'<p class="reason">{prose(found.reason)}</p>{_trust(found.trust)}'
+        f'<p class="pills">{facts}</p></div>{plot}</section>'
     )

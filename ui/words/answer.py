@@ -12,6 +12,7 @@ from kvq_core.analysis.free_text import FreeText, free_text
 from kvq_core.analysis.verdict import TIERS, verdict
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
+from kvq_core.studies.agreement import line_of, shipped
 from ui.html.escape import shorten
 from ui.html.numbers import join_words, percent, plural, significant, size
 
@@ -23,7 +24,8 @@ NOTHING = "No lane was measured: there is no answer."
 @dataclass(frozen=True)
 class AnswerWords:
     """``lane`` is the one the sentence begins with, by its index; ``sentence`` goes on after its name. ``others`` and
-    ``reason`` may be empty, ``facts`` are short."""
+    ``reason`` may be empty, ``facts`` are short. ``trust``: how often one prompt is right; empty where no tier is said,
+    or where that was not counted."""
 
     asked: str
     lane: int | None
@@ -31,6 +33,7 @@ class AnswerWords:
     others: str
     reason: str
     facts: tuple[str, ...]
+    trust: str = ""
 
 
 def answer(record: Record, arrays: Arrays) -> AnswerWords:
@@ -41,13 +44,28 @@ def answer(record: Record, arrays: Arrays) -> AnswerWords:
         return AnswerWords(asked, None, NOTHING, "", "", ())
     broken = " ".join(filter(None, [_beyond(record, found), *_broken_texts(record, found)]))
     said = _verdict(record, arrays, found), broken, _reason(record, arrays, found)
-    return AnswerWords(asked, found.lane, *said, tuple(_facts(record, found)))
+    return AnswerWords(asked, found.lane, *said, tuple(_facts(record, found)), "" if found.tier is None else trust())
 
 
 def answer_line(record: Record, arrays: Arrays) -> str:
     """The answer in one sentence, as previews, pictures, reports and the API tell it."""
     found = answer(record, arrays)
     return found.sentence if found.lane is None else f"{record.lanes[found.lane].label} {found.sentence}"
+
+
+def trust() -> str:
+    """How often a single prompt names the tier that all prompts of the study that ships name, and of what that was
+    counted; empty where it was not, with today's results."""
+    if (found := shipped()) is None:
+        return ""
+    line = line_of(found, "tier", 1)
+    right, low, high, left = (round(100 * line[name]) for name in ("share", "low", "high", "open"))
+    models = join_words(found["models"])
+    return (
+        f"One prompt names the tier right in {right} of 100 (95 % interval {low} to {high}) and leaves it open in "
+        f"{left}: each of {found['prompts']} prompts alone against all of them, {line['cases']} cases of "
+        f"{found['lanes']} cache formats on {models}, {line['positions']:.0f} scored positions a prompt."
+    )
 
 
 def _count(lanes: int) -> str:

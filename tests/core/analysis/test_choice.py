@@ -1,5 +1,7 @@
 """Which lane a run's answer names: hand-made records, whose verdicts are plain to see."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -8,8 +10,11 @@ from kvq_core.analysis.free_text import repetition
 from kvq_core.analysis.verdict import verdict
 from kvq_core.record.memory import HOST_COPY
 from kvq_core.record.subset import best
+from kvq_core.studies.agreement import SHIPPED
 from tests.support.ui_record_factory import make_run
+from ui.html.escape import prose
 from ui.panels.answer import answer_html
+from ui.words import answer as words
 from ui.words.answer import answer, answer_line
 
 
@@ -163,3 +168,18 @@ def test_one_prompt_leads_to_a_check_on_many_and_never_to_flags():
     page = answer_html(record, arrays)
     assert f'href="?study&amp;check={record.id}"' in page and "Check on 12 prompts" in page
     assert "not a ranking" in page and "use" not in answer_line(record, arrays).split()
+
+
+def test_the_card_says_how_often_one_prompt_is_right_as_the_file_that_ships_has_it(monkeypatch):
+    """In its words what was counted; nothing where no tier is said, and where today's results were not counted."""
+    record, arrays = of([0.005, 0.5], [0.3, 0.1])
+    found = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    (line,) = (row for row in found["lines"] if (row["what"], row["model"], row["prompts"]) == ("tier", None, 1))
+    said = answer(record, arrays).trust
+    assert said.startswith(f"One prompt names the tier right in {100 * line['share']:.0f} of 100 ")
+    assert f"each of {found['prompts']} prompts" in said and all(model in said for model in found["models"])
+    assert f"{line['cases']} cases of {found['lanes']} cache formats" in said and "recommend" not in said
+    assert f'<p class="reason trust">{prose(said)}</p>' in answer_html(record, arrays)
+    assert answer(*of([0.5], [0.1], scored=20)).trust == "" and "trust" not in answer_html(*of([0.5], [0.1], scored=20))
+    monkeypatch.setattr(words, "shipped", lambda: None)
+    assert answer(record, arrays).trust == "" and 'class="reason trust"' not in answer_html(record, arrays)
