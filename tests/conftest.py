@@ -79,7 +79,7 @@ LONGEST = (
     "browser/test_runs.py",
     "core/analysis/test_explain.py",
     "core/methods/test_every_method.py",
-    "core/test_presets.py",
+    "core/presets/test_presets.py",
     "ui/panels/test_share_files.py",
     "ui/service/test_memory.py",
     "benchmarks/test_gpu_benchmark.py",

@@ -123,7 +123,7 @@ SURFACE = {
     "MethodError": _ERROR,
     "ModelError": _ERROR,
     "Record": {
-        "schema_version": "int = 7",
+        "schema_version": "int = 8",
         "id": "str",
         "results_version": "int",
         "created": "str",

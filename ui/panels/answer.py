@@ -21,7 +21,9 @@ def _beyond(others: str) -> str:
 
 
 def _trust(said: str) -> str:
-    return f'<p class="reason trust">{prose(said)}</p>' if said else ""
+    """The count, and behind it of what it is one."""
+    told, _, counted = said.partition(": ")
+    return f'<details class="reason trust"><summary>{prose(told)}</summary>{prose(counted)}</details>' if said else ""
 
 
 def answer_html(record: Record, arrays: Arrays, shown: Mapping[str, Any] = NOTHING_CHOSEN) -> str:
