@@ -179,7 +179,8 @@ def test_the_card_says_how_often_one_prompt_is_right_as_the_file_that_ships_has_
     assert said.startswith(f"One prompt names the tier right in {100 * line['share']:.0f} of 100 ")
     assert f"each of {found['prompts']} prompts" in said and all(model in said for model in found["models"])
     assert f"{line['cases']} cases of {found['lanes']} cache formats" in said and "recommend" not in said
-    assert f'<p class="reason trust">{prose(said)}</p>' in answer_html(record, arrays)
+    told, _, counted = said.partition(": ")
+    assert f"<summary>{prose(told)}</summary>{prose(counted)}</details>" in answer_html(record, arrays)
     assert answer(*of([0.5], [0.1], scored=20)).trust == "" and "trust" not in answer_html(*of([0.5], [0.1], scored=20))
     monkeypatch.setattr(words, "shipped", lambda: None)
     assert answer(record, arrays).trust == "" and 'class="reason trust"' not in answer_html(record, arrays)
