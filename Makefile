@@ -103,7 +103,7 @@ readme: setup
 picture: setup-dev
 	$(PY) benchmarks/picture.py
 
-# Three runs that ship as pages for a project's site, docs/site; they need no server.
+# Four runs that ship as pages for a project's site, docs/site; they need no server.
 site: setup
 	$(PY) scripts/project_site.py
 

@@ -16,8 +16,8 @@ from PIL import Image  # noqa: E402
 from PIL.PngImagePlugin import PngInfo  # noqa: E402
 from playwright.sync_api import sync_playwright  # noqa: E402
 
+from benchmarks.by_run import DEMONSTRATION, FIRST  # noqa: E402
 from benchmarks.page import serve  # noqa: E402
-from benchmarks.readme import DEMONSTRATION, FIRST  # noqa: E402
 from kvq_core.pipeline.examples import example_ids  # noqa: E402
 
 SHOWN = (FIRST, DEMONSTRATION[0])

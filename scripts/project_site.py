@@ -1,4 +1,4 @@
-"""Three runs that ship as static pages for a project's site, which need no server: docs/site, by ``make site``.
+"""Four runs that ship as static pages for a project's site, which need no server: docs/site, by ``make site``.
 
 Each page is what ``python -m kvq_core embed`` writes; index.html shows them in frames.
 """
@@ -16,7 +16,7 @@ from ui.export.report import style  # noqa: E402
 from ui.html.escape import safe, shorten  # noqa: E402
 
 SITE = ROOT / "docs" / "site"
-PAGES = (("five-ideas", "kld"), ("qwen-keys", "keys"), ("keys-or-values", "rate"))
+PAGES = (("first-sight-mended", "kld"), ("five-ideas", "kld"), ("qwen-keys", "keys"), ("keys-or-values", "rate"))
 
 
 def site() -> dict[str, str]:
@@ -35,7 +35,7 @@ def site() -> dict[str, str]:
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>KVQ Explorer</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{style()} {frames}</style></head><body><main><h1>KVQ Explorer</h1><p>One prompt, one real model: its "
-        "full-precision KV cache beside quantized ones. Three runs that ship with it; point at a mark, or walk them "
+        "full-precision KV cache beside quantized ones. Four runs that ship with it; point at a mark, or walk them "
         f"with the arrow keys.</p>{shown}</main></body></html>"
     )
     return files

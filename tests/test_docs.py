@@ -13,7 +13,8 @@ from PIL import Image
 
 from benchmarks import by_table
 from benchmarks.by_format import is_format, of_family
-from benchmarks.readme import PART, PARTS, addresses, documents, first_links_part, rewritten
+from benchmarks.by_run import addresses, first_links_part
+from benchmarks.readme import PART, PARTS, documents, rewritten
 from kvq_core.cli.main import _parser
 from kvq_core.methods import methods
 from kvq_core.pipeline.examples import example_ids, packaged_store
@@ -153,11 +154,11 @@ def test_the_readme_is_short_and_its_links_need_no_app(readme):
 
 def test_the_published_pages_and_the_space_are_linked_where_their_addresses_are_set(monkeypatch):
     told = {"Site": "https://example.org/kvq/", "Space": "https://example.org/space"}
-    monkeypatch.setattr("benchmarks.readme.addresses", lambda: told)
+    monkeypatch.setattr("benchmarks.by_run.addresses", lambda: told)
     first, run = first_links_part(), example_ids()["five-ideas"]
     assert "](https://example.org/kvq/index.html)" in first and f"](https://example.org/kvq/{run}-kld.html)" in first
     assert "[Open in Spaces](https://example.org/space)" in first
-    monkeypatch.setattr("benchmarks.readme.addresses", dict)
+    monkeypatch.setattr("benchmarks.by_run.addresses", dict)
     assert "](docs/site/index.html)" in first_links_part() and "Spaces" not in first_links_part()
 
 

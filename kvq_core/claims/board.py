@@ -288,7 +288,7 @@ def shipped_boards() -> list[Board]:
 
 def stored_boards() -> list[Board]:
     """``stored_board`` of every model whose board ships, in their order."""
-    return [stored_board(board.model) for board in shipped_boards()]
+    return [stored_board(board.model).model_copy(update={"mends": board.mends}) for board in shipped_boards()]
 
 
 def _slug(text: str) -> str:

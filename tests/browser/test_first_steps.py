@@ -78,6 +78,6 @@ def test_a_file_is_mended_from_the_look_and_becomes_the_model(start_server, tmp_
     status = page.locator("#mend-status").inner_text()
     assert "before" in status and "in full precision" in status and "bytes changed" in status
     page.locator("[data-mended]").click()
-    mended = tmp_path / "home" / "mended" / "m-q4_0-4096.gguf"
+    (mended,) = (tmp_path / "home" / "mended").glob("m-*-q4_0-4096.gguf")
     page.wait_for_function("file => document.querySelector('#model input').value === file", arg=str(mended))
     assert mended.is_file() and file.is_file()

@@ -1,5 +1,6 @@
 """*Mend this model*: its file changed so that q4_0 holds its keys, from the look at it, with before and after."""
 
+import asyncio
 import json
 import shlex
 from collections.abc import AsyncGenerator, Iterator
@@ -96,6 +97,7 @@ def request_for(model: str) -> "MendRequest":
     """What is asked for the form's model. Raises KvqError where this instance or its file gives no way."""
     from kvq_core.mend.formats import CacheFormat
     from kvq_core.mend.mend import MendRequest, place_of
+    from kvq_core.models.identity import sha256_of
 
     if settings().public:
         raise ModelError("A public instance writes no model files; mend it on a machine of yours.")
@@ -103,15 +105,15 @@ def request_for(model: str) -> "MendRequest":
     if not place.is_file():
         raise ModelError(f"{model} is a folder; mend it with the command, which writes a copy beside it.")
     _folder().mkdir(parents=True, exist_ok=True)
-    return MendRequest(
-        place, CacheFormat.of(FORMAT), CONTEXT, _folder() / f"{place.stem}-{FORMAT}-{CONTEXT}{place.suffix}"
-    )
+    own = sha256_of(place)[:16]  # files of one name are different models
+    name = f"{place.stem}-{own}-{FORMAT}-{CONTEXT}{place.suffix}"
+    return MendRequest(place, CacheFormat.of(FORMAT), CONTEXT, _folder() / name)
 
 
 async def stream(model: str, session: str, visitor: str, services: Services) -> AsyncGenerator[list[Any]]:
     """Updates of status, button and Cancel while a file is mended."""
     try:
-        request = request_for(model)
+        request = await asyncio.to_thread(request_for, model)  # it may hash a large file
         if request.out is not None and request.out.is_file():
             yield [line("Mended before", "done", None, "") + use_html(request.out), *MENDING.idle()]
             return

@@ -249,6 +249,10 @@ def test_a_board_measured_here_takes_the_place_of_the_shipped_one(tmp_path, monk
     own = shipped_boards()[1].model_copy(update={"created": "2030-01-01T00:00:00+00:00"})
     save_board(own, board_file(SECOND_MODEL))
     assert [board.created for board in of_models(stored_boards())] == [shipped_boards()[0].created, own.created]
+    mended = mended_board(shipped_boards())
+    assert mended is not None
+    save_board(mended.model_copy(update={"mends": None}), board_file(mended.model))  # as the command measures it
+    assert len(of_models(stored_boards())) == 2, "it is no third model"
     board_file(SECOND_MODEL).write_text("{}")
     with pytest.raises(StoreError, match="measure it again"):
         stored_boards()

@@ -77,9 +77,19 @@ def test_a_public_instance_tells_the_command_and_has_no_button(file: Path, monke
 def test_what_was_gained_is_told_with_its_interval_and_the_file_to_use(file: Path) -> None:
     html = told(file, written=True)
     assert "1.2 (1.0 to 1.5) before, 0.020 (0.010 to 0.030) after" in html and "794 bytes changed" in html
-    out = settings().home / "mended" / "model-q4_0-4096.gguf"
+    out = panel.request_for(str(file)).out
     assert f'data-mended="{out}"' in html
     assert "Mended before" in updates(file)[0][0] and str(out) in updates(file)[0][0], "nothing is measured again"
+
+
+def test_another_file_of_the_same_name_is_another_model(file: Path, tmp_path: Path) -> None:
+    told(file, written=True)
+    (other := tmp_path / "other" / file.name).parent.mkdir()
+    other.write_bytes(b"GGUF, another one")
+    assert "Mended before" in updates(file)[0][0]
+    asked: list[MendRequest] = []
+    html = str(updates(other, lambda request: asked.append(request) or iter([Found(request, False)]))[-1][0])
+    assert asked and asked[0].model == other and "No file was written" in html
 
 
 def test_where_nothing_was_gained_it_says_why_and_there_is_no_file(file: Path) -> None:
