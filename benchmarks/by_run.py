@@ -31,9 +31,9 @@ def first_links_part() -> str:
     return (
         f"{opened}{space}: point at a mark.\n\n![One question, the same cache formats, on two models and on the mended "
         f"file of one: each answer, its distance from full precision, its memory](docs/{FIRST}.png)\n\n"
-        f"*Part of [run {record.id}]({site}/{record.id}-kld.html), of a file that [mending](docs/mend.md) wrote, beside "
-        f"two others: what an empty page shows, on a CPU in float32. Point at the five papers' marks: [run {ids[EXAMPLE_SHOWN]}]"
-        f"({site}/{ids[EXAMPLE_SHOWN]}-kld.html).*"
+        f"*Part of [run {record.id}]({site}/{record.id}-kld.html), of a file that [mending](docs/mend.md) wrote, "
+        "beside two others: what an empty page shows, on a CPU in float32. Point at the five papers' marks: "
+        f"[run {ids[EXAMPLE_SHOWN]}]({site}/{ids[EXAMPLE_SHOWN]}-kld.html).*"
     )
 
 
