@@ -238,7 +238,7 @@ def test_the_card_as_png_has_every_shape_of_the_card():
 
 
 @pytest.mark.slow
-def test_the_projects_site_shows_three_runs_that_ship_and_fetches_nothing():
+def test_the_projects_site_shows_four_runs_that_ship_and_fetches_nothing():
     index = (SITE / "index.html").read_text(encoding="utf-8")
     for run, view in ((example_ids()[example], view) for example, view in PAGES):
         page = (SITE / f"{run}-{view}.html").read_text(encoding="utf-8")
@@ -247,4 +247,4 @@ def test_the_projects_site_shows_three_runs_that_ship_and_fetches_nothing():
     for name, text in site().items():
         assert (SITE / name).read_text(encoding="utf-8") == text + "\n", f"{name}: make site writes it again"
     first = Path("README.md").read_text(encoding="utf-8").split("## ")[0]
-    assert len(PAGES) == 3 and "/index.html)" in first and f"/{example_ids()['five-ideas']}-kld.html)" in first
+    assert len(PAGES) == 4 and "/index.html)" in first and f"/{example_ids()['five-ideas']}-kld.html)" in first
