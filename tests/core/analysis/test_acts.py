@@ -26,7 +26,7 @@ def test_what_is_offered_changes_one_thing_at_the_place_alone(run):
     record, arrays = run
     own = lane_of(record, 0)
     found = named(acts(record, arrays, 0, PLACE))
-    assert set(found) - {"layer-other"} == {"layer-fp16", "layer-wide", "span", "sinks", "center"}
+    assert set(found) - {"layer-other"} == {"layer-fp16", "layer-wide", "span", "sinks", "center", "mended"}
     first, *rest = found["layer-fp16"].lane.every_rule
     assert (first.method, first.layers, tuple(rest)) == ("fp16", (5,), own.every_rule)
     first, *rest = found["layer-wide"].lane.every_rule
@@ -38,13 +38,29 @@ def test_what_is_offered_changes_one_thing_at_the_place_alone(run):
     assert all(act.because and act.lane.label.startswith("KIVI + ") and act.lane != own for act in found.values())
 
 
+@pytest.mark.parametrize(
+    ("factor", "bias", "offered"), [(100.0, True, True), (0.01, True, False), (100.0, False, False)]
+)
+def test_what_a_mended_file_would_do_is_offered_where_biased_keys_carry_constants(run, factor, bias, offered):
+    record, arrays = run
+    mean, rest = np.full((LAYERS, 1), factor, np.float32), np.ones((LAYERS, 1, 4), np.float32)
+    own = {**arrays, "mean/key_pre": mean, "centred/key_pre": rest}
+    if not bias:
+        own.pop("pairs/key_bias")
+    found = named(acts(record, own, 0, PLACE))
+    assert ("mended" in found) == offered
+    if offered:
+        rule = found["mended"].lane.rule
+        assert (rule.center, rule.fold) == ("slow", "keys")
+
+
 def test_nothing_is_offered_in_a_layer_with_a_window(run):
     """None of whose errors was looked at."""
     record, arrays = run
     kinds = [kind.model_dump() for kind in shape_of(record).kinds]
     kinds[5] |= {"kind": "sliding", "window": 64}
     windowed = record.model_copy(update={"environment": record.environment.model_copy(update={"kinds": kinds})})
-    assert set(named(acts(windowed, arrays, 0, PLACE))) == {"span", "sinks", "center"}
+    assert set(named(acts(windowed, arrays, 0, PLACE))) == {"span", "sinks", "center", "mended"}
     assert "layer-fp16" in named(acts(windowed, arrays, 0, LookedPlace(layer=4, head=4, kv_head=1)))
 
 
