@@ -49,9 +49,9 @@ from kvq_core.machine.memory import share_arena  # noqa: E402
 from kvq_core.methods import failures, load_method_files  # noqa: E402
 from kvq_core.pipeline.compare import compare  # noqa: E402
 from kvq_core.pipeline.estimate import estimate  # noqa: E402
+from kvq_core.record.sharing import keep_private  # noqa: E402
+from kvq_core.record.store import Store, open_store  # noqa: E402
 from kvq_core.settings import Settings, settings  # noqa: E402
-from kvq_core.store.sharing import keep_private  # noqa: E402
-from kvq_core.store.store import Store, open_store  # noqa: E402
 from ui.api.mcp import answer_in_json  # noqa: E402
 from ui.html.theme import css, theme  # noqa: E402
 from ui.layout import build_ui  # noqa: E402

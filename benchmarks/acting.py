@@ -115,7 +115,7 @@ def brushed() -> dict[str, Any]:
     """Milliseconds of a brush, median, fastest and slowest, with the cards in sight and with the maps."""
     from playwright.sync_api import sync_playwright
 
-    from kvq_core.store.store import open_store
+    from kvq_core.record.store import open_store
     from tests.support.ui_record_factory import make_run
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:

@@ -29,9 +29,9 @@ from benchmarks.policies import texts
 from kvq_core.advice.advise import decide
 from kvq_core.advice.decision import DecisionRequest
 from kvq_core.models import load
+from kvq_core.record.store import open_store
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
-from kvq_core.store.store import open_store
 
 FILE = HERE / "advise.json"
 PROMPTS, TOKENS = 12, 500

@@ -30,10 +30,10 @@ PARTS = (0.25, 0.5, 0.75)
 
 def measure(repeats: int, new: int, lanes: str) -> dict[str, float | None]:
     """Errors of one run, and the seconds it took."""
-    from kvq_core.events import Finished
     from kvq_core.pipeline.compare import compare
     from kvq_core.pipeline.estimate import estimate
     from kvq_core.pipeline.timings import RemainingTime
+    from kvq_core.record.events import Finished
     from kvq_core.spec import parse_spec
 
     spec = parse_spec({"prompt": TEXT * repeats, "max_new_tokens": new, "lanes": LANES[lanes], "ignore_eos": True})

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from benchmarks.measured import HERE, keep
-from kvq_core.events import Finished
 from kvq_core.models import available_models
 from kvq_core.pipeline.compare import compare
 from kvq_core.record.arrays import array
+from kvq_core.record.events import Finished
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.studies.cells import Cell, plan
 from kvq_core.studies.table import FACTOR, NEAR, SMALL, table_spec

@@ -18,8 +18,8 @@ def prompt_of(number: int) -> str:
 
 def link(prompt: str, new: int = 4) -> str:
     """What stands behind ``?c=``: a short comparison with one lane, which fills the form."""
-    from kvq_core.links import encode
     from kvq_core.spec import parse_spec
+    from kvq_core.spec.links import encode
 
     return encode(parse_spec({"prompt": prompt, "max_new_tokens": new, "lanes": LANES, "capture": {"detail": "off"}}))
 
@@ -50,7 +50,7 @@ async def pasted(address: str, plan: Plan, prompt: str, host: str = "") -> Visit
 
 def summary(visits: list[Visit], store: str) -> dict[str, Any]:
     """How the visits ended, whether each result is of the visitor's own prompt, and how long they waited."""
-    from kvq_core.store.store import open_store
+    from kvq_core.record.store import open_store
 
     runs = {visit.run: visit for visit in visits if visit.outcome == "done"}
     mixed = [v.prompt for id, v in runs.items() if open_store(store).load(id)[0].spec["prompt"] != v.prompt]

@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 
 from kvq_core.machine.memory import release_memory
-from kvq_core.store.store import Store, open_store
+from kvq_core.record.store import Store, open_store
 from kvq_core.studies.cells import CellPlan, plan
 from kvq_core.studies.rows import Row, keep_rows
 from kvq_core.studies.spec import parse_study

@@ -24,63 +24,56 @@ _TABLE = """
     limits: errors settings
     logs: errors settings
     machine: errors
-    divergence: machine
-    record: errors frozen
-    events: record
+    record: errors frozen logs machine settings
     codecs: errors kernels
     codebooks: errors frozen machine settings
     methods: codebooks codecs engines errors frozen kernels shape
     complaints: errors
     spec: complaints errors frozen methods
     presets: complaints errors frozen methods sizing spec
-    links: errors spec
     analysis: engines errors methods record sizing spec
     models: errors kernels machine methods settings shape sizing spec
-    engine: codecs divergence errors machine methods models spec
+    engine: codecs errors machine methods models record spec
     training: codebooks errors kernels machine methods models settings spec
-    capture: divergence engine errors machine methods models settings spec
-    metrics: divergence engine methods record
-    store: errors logs machine record settings
+    capture: engine errors machine methods models settings spec
     sizing: codecs engines errors frozen methods shape spec
-    pipeline: analysis capture codecs engine errors events frozen logs machine methods metrics models presets record
-        settings sizing spec store
-    external: errors events machine methods models pipeline record spec
-    inspection: analysis capture engine errors frozen machine methods metrics models presets settings shape
+    pipeline: analysis capture codecs engine errors frozen logs machine methods models presets record settings
         sizing spec
-    packed: codecs engine errors events frozen kernels machine methods models pipeline spec
-    claims: capture codebooks codecs divergence engine errors frozen machine methods models pipeline presets record
-        settings spec training
-    studies: analysis complaints errors events limits links logs machine models pipeline presets record spec store
-    decision: analysis engines errors events machine methods models pipeline record settings sizing spec studies
-    advice: analysis complaints decision engines errors inspection methods models pipeline presets shape sizing spec
-        store studies
+    external: errors machine methods models pipeline record spec
+    inspection: analysis capture engine errors frozen machine methods models presets settings shape sizing spec
+    packed: codecs engine errors frozen kernels machine methods models pipeline record spec
+    claims: capture codebooks codecs engine errors frozen machine methods models pipeline presets record settings
+        spec training
+    studies: analysis complaints errors limits logs machine models pipeline presets record spec
+    decision: analysis engines errors machine methods models pipeline record settings sizing spec studies
+    advice: analysis complaints decision engines errors inspection methods models pipeline presets record shape
+        sizing spec studies
     lm_eval: engine errors models spec
-    mend: codecs divergence errors external machine methods models presets spec studies
-    cli: advice analysis claims codebooks decision errors events external inspection machine mend methods models
-        packed pipeline presets record settings shape sizing spec store studies training
+    mend: codecs engine errors external machine methods models presets spec studies
+    cli: advice analysis claims codebooks decision errors external inspection machine mend methods models packed
+        pipeline presets record settings shape sizing spec studies training
     __main__: cli
     __init__: advice errors inspection methods models packed pipeline record spec studies
-    ui.html: analysis claims events frozen inspection record sizing
+    ui.html: analysis claims frozen inspection record sizing
     ui.figures: advice analysis record studies ui.html
     ui.selection: record ui.figures ui.html
     ui.words: analysis record studies ui.figures ui.html ui.selection
-    ui.export: analysis errors record spec store ui.figures ui.html ui.selection ui.service ui.words
-    ui.service: analysis errors events inspection limits links logs machine mend packed pipeline record settings sizing
-        spec store studies training ui.html
-    ui.form: decision errors links methods models presets record settings spec training ui.html ui.service
-    ui.server: errors events logs machine models packed pipeline settings spec store ui.export ui.service
-    ui.views: analysis engines errors methods record spec ui.figures ui.form ui.html ui.selection ui.service ui.words
-    ui.panels: analysis claims errors events frozen inspection links logs mend methods models packed pipeline presets
-        record settings spec store training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views
+    ui.export: analysis errors record spec ui.figures ui.html ui.selection ui.service ui.words
+    ui.service: analysis errors inspection limits logs machine mend packed pipeline record settings sizing spec
+        studies training ui.html
+    ui.form: decision errors methods models presets record settings spec training ui.html ui.service
+    ui.server: errors logs machine models packed pipeline record settings spec ui.export ui.service
+    ui.views: analysis engines errors methods record spec ui.figures ui.form ui.html ui.selection ui.service
         ui.words
-    ui.study: errors events limits logs machine models presets settings spec store studies ui.figures ui.form ui.html
+    ui.panels: analysis claims errors frozen inspection logs mend methods models packed pipeline presets record
+        settings spec training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
+    ui.study: errors limits logs machine models presets record settings spec studies ui.figures ui.form ui.html
         ui.panels ui.service ui.views ui.words
-    ui.decide: advice analysis decision engines errors inspection limits links logs models settings sizing spec studies
+    ui.decide: advice analysis decision engines errors inspection limits logs models settings sizing spec studies
         ui.figures ui.html ui.panels ui.service ui.study ui.views
-    ui.api: advice analysis claims errors events inspection methods models pipeline presets record sizing spec
-        store studies ui.decide ui.service ui.study ui.words
-    ui.layout: errors ui.api ui.decide ui.figures ui.form ui.html ui.panels ui.server ui.service ui.study
-        ui.views
+    ui.api: advice analysis claims errors inspection methods models pipeline presets record sizing spec studies
+        ui.decide ui.service ui.study ui.words
+    ui.layout: errors ui.api ui.decide ui.figures ui.form ui.html ui.panels ui.server ui.service ui.study ui.views
     ui.__init__:
 """
 ROOMS = {

@@ -16,8 +16,8 @@ import kvq_core
 from tests.test_imports import ROOT
 
 _EVENTS = ("Loading", "Prefill", "Encoding", "Filling", "Step", "Replaying", "Summarizing", "Finished")
-_EVENT = " | ".join(f"kvq_core.events.{name}" for name in _EVENTS)
-_RUN = "spec: kvq_core.spec.comparison.ComparisonSpec, store: kvq_core.store.store.Store | None = None"
+_EVENT = " | ".join(f"kvq_core.record.events.{name}" for name in _EVENTS)
+_RUN = "spec: kvq_core.spec.comparison.ComparisonSpec, store: kvq_core.record.store.Store | None = None"
 _ERROR = "(message: str)"
 
 # A function or plain class and its signature; a model and its fields, each with its type and, after =, its default.
@@ -156,10 +156,10 @@ SURFACE = {
     },
     "add_lane": (
         "(run: kvq_core.record.fields.Record | str, lane: kvq_core.spec.lane.Lane, "
-        "store: kvq_core.store.store.Store | None = None) -> kvq_core.record.fields.Record"
+        "store: kvq_core.record.store.Store | None = None) -> kvq_core.record.fields.Record"
     ),
     "capture_lane": (
-        "(run: kvq_core.record.fields.Record | str, label: str, store: kvq_core.store.store.Store | None = None)"
+        "(run: kvq_core.record.fields.Record | str, label: str, store: kvq_core.record.store.Store | None = None)"
         " -> kvq_core.record.fields.Record"
     ),
     "compare": f"({_RUN}, owner: str = '') -> collections.abc.Generator[{_EVENT}]",
@@ -168,7 +168,7 @@ SURFACE = {
         "collections.abc.Sequence[kvq_core.studies.prompts.StudyPrompt] | None = None, memory: str | None = None, "
         "cache: str | None = None, bits: float | None = None, context: int = 8192, batch: int = 1, tolerance: str | "
         "float = 'close', engine: str | None = None, weights: collections.abc.Sequence[pathlib.Path] = (), store: "
-        "kvq_core.store.store.Store | None = None, progress: collections.abc.Callable[[str, int, int], None] | None "
+        "kvq_core.record.store.Store | None = None, progress: collections.abc.Callable[[str, int, int], None] | None "
         "= None, workers: int | None = 1) -> kvq_core.advice.report.Advice"
     ),
     "from_function": (
@@ -186,12 +186,12 @@ SURFACE = {
         "generation_config: Any, **kwargs: Any) -> Any"
     ),
     "look_at": (
-        "(run: kvq_core.record.fields.Record | str, layer: int, store: kvq_core.store.store.Store | None = None)"
+        "(run: kvq_core.record.fields.Record | str, layer: int, store: kvq_core.record.store.Store | None = None)"
         " -> kvq_core.record.fields.Record"
     ),
     "make": "(name: str, /, **settings: Any) -> kvq_core.methods.base.Method",
     "measure_why": (
-        "(run: kvq_core.record.fields.Record | str, lane: str, store: kvq_core.store.store.Store | None = None)"
+        "(run: kvq_core.record.fields.Record | str, lane: str, store: kvq_core.record.store.Store | None = None)"
         " -> kvq_core.analysis.why.Why"
     ),
     "packed_cache": (
@@ -208,7 +208,7 @@ SURFACE = {
     ),
     "run": f"({_RUN}) -> kvq_core.record.fields.Record",
     "study": (
-        "(spec: kvq_core.studies.spec.StudySpec, store: kvq_core.store.store.Store | None = None, *, "
+        "(spec: kvq_core.studies.spec.StudySpec, store: kvq_core.record.store.Store | None = None, *, "
         "workers: int = 1, shard: tuple[int, int] | None = None, executor: "
         "kvq_core.studies.executors.Executor | None = None, progress: collections.abc.Callable[[str, "
         "int, int], None] | None = None) -> kvq_core.studies.result.StudyResult"

@@ -9,8 +9,8 @@ from kvq_core.advice.decision import Decision, DecisionRequest
 from kvq_core.advice.report import Advice
 from kvq_core.advice.turns import Here
 from kvq_core.errors import SpecError, StoreError
+from kvq_core.record.store import Store, open_store
 from kvq_core.spec import DEFAULT_MODEL
-from kvq_core.store.store import Store, open_store
 from kvq_core.studies.cells import Progress, plan
 from kvq_core.studies.estimate import workers_here
 from kvq_core.studies.prompts import StudyPrompt

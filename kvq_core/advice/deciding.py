@@ -15,7 +15,7 @@ from kvq_core.inspection import Inspection
 from kvq_core.inspection.look import InspectionProgress, looking
 from kvq_core.models import LoadedModel, outline
 from kvq_core.presets import bundle_lanes
-from kvq_core.store.store import Store
+from kvq_core.record.store import Store
 from kvq_core.studies.cells import CellPlan, Progress
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.spec import StudySpec, parse_study

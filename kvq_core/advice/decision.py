@@ -11,11 +11,11 @@ from kvq_core.advice.grounds import Grounds
 from kvq_core.advice.report import Advice
 from kvq_core.complaints import first_line
 from kvq_core.errors import SpecError, StoreError, excerpt
+from kvq_core.record.beside import is_id, read_beside, write_beside
+from kvq_core.record.store import Store
 from kvq_core.sizing.fit import memory_of
 from kvq_core.spec import canonical_json
 from kvq_core.spec.part import SpecPart
-from kvq_core.store.beside import is_id, read_beside, write_beside
-from kvq_core.store.store import Store
 
 VERSION = 1  # raised whenever what is kept changes its form
 _NAME = "decisions/{}.json"

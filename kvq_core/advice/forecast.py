@@ -8,8 +8,8 @@ from kvq_core.advice.policy import ScoringBudget
 from kvq_core.decision.sensitivity import POSITIONS
 from kvq_core.models import outline
 from kvq_core.pipeline.estimate import estimate_on
+from kvq_core.record.store import Store
 from kvq_core.spec import Capture
-from kvq_core.store.store import Store
 from kvq_core.studies.cells import CellPlan
 from kvq_core.studies.estimate import StudyEstimate, estimate
 from kvq_core.studies.intervals import FEWEST

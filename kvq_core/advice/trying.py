@@ -20,8 +20,8 @@ from kvq_core.decision.uniform_lanes import DeployedLane, deployed_lanes
 from kvq_core.decision.verify import ENDS
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel, load
+from kvq_core.record.store import Store
 from kvq_core.spec import Lane
-from kvq_core.store.store import Store
 from kvq_core.studies.cells import Progress, plan
 from kvq_core.studies.intervals import FEWEST
 from kvq_core.studies.result import StudyResult

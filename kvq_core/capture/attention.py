@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kvq_core.capture.scores import Extent, weights_of
-from kvq_core.divergence import kl_divergence
+from kvq_core.engine.divergence import kl_divergence
 from kvq_core.engine.tap import StepScores
 from kvq_core.models.scoring import Scoring
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvq_core.capture.cache_errors import score_error
 from kvq_core.claims.lanes import ReadBack
 from kvq_core.claims.sample import Sample
-from kvq_core.divergence import kl_divergence
+from kvq_core.engine.divergence import kl_divergence
 
 
 def relative_error(read: Tensor, true: Tensor) -> float:

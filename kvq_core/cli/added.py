@@ -10,7 +10,7 @@ from kvq_core.errors import SpecError, StoreError, excerpt
 
 if TYPE_CHECKING:
     from kvq_core.analysis.why import Why
-    from kvq_core.events import Event, Finished
+    from kvq_core.record.events import Event, Finished
     from kvq_core.spec import Lane
 
     Finish = Callable[[Generator[Event]], Finished]
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser, finish: "Finish") -> None:
 def added(arguments: argparse.Namespace) -> "Generator[Event]":
     """The run of the lane that was asked for. Raises SpecError where it is none."""
     from kvq_core.pipeline.added import adding, parent_of
-    from kvq_core.store.store import open_store
+    from kvq_core.record.store import open_store
 
     lane, store = _lane(arguments.lane), open_store()
     return adding(parent_of(arguments.run, store), [lane], store)
@@ -61,7 +61,7 @@ def why(arguments: argparse.Namespace) -> None:
     """Measure what a lane's damage comes from, and print it."""
     from kvq_core.pipeline.added import index_of, parent_of
     from kvq_core.pipeline.why import asking_why, why_of
-    from kvq_core.store.store import open_store
+    from kvq_core.record.store import open_store
 
     store = open_store()
     parent = parent_of(arguments.run, store)
@@ -79,7 +79,7 @@ def why(arguments: argparse.Namespace) -> None:
 def capture(arguments: argparse.Namespace) -> None:
     """Look at a lane in every layer and head, and say where that is kept."""
     from kvq_core.pipeline.added import capturing, index_of, parent_of
-    from kvq_core.store.store import open_store
+    from kvq_core.record.store import open_store
 
     store = open_store()
     parent = parent_of(arguments.run, store)

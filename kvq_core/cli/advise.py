@@ -72,7 +72,7 @@ def _found(arguments: argparse.Namespace, progress: StudyBar) -> "tuple[Decision
     from kvq_core.advice.advise import decide
     from kvq_core.advice.decision import DecisionRequest, keep_decision
     from kvq_core.cli.layers import read_prompts
-    from kvq_core.store.store import open_store
+    from kvq_core.record.store import open_store
 
     asked = DecisionRequest.of(**{name: getattr(arguments, name) for name in ASKED})
     given = {name: getattr(arguments, name) for name in ("study", "model", "weights", "workers")}

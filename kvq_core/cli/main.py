@@ -37,8 +37,8 @@ from kvq_core.errors import KvqError, SpecError, StoreError, abbreviate
 from kvq_core.machine import interrupt
 
 if TYPE_CHECKING:
-    from kvq_core.events import Event, Finished
     from kvq_core.record.arrays import Arrays
+    from kvq_core.record.events import Event, Finished
     from kvq_core.record.fields import Record
     from kvq_core.spec import ComparisonSpec
 
@@ -187,7 +187,7 @@ def _presets(arguments: argparse.Namespace) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> None:
-    from kvq_core.store.store import check_folder, write_run
+    from kvq_core.record.store import check_folder, write_run
 
     spec = comparison(arguments)
     within = losses(arguments)  # now: the file may be another one when the run is over
@@ -213,9 +213,9 @@ def _add(arguments: argparse.Namespace) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> None:
-    from kvq_core.store.beside import with_lanes
-    from kvq_core.store.shipped import find_run
-    from kvq_core.store.store import open_store, read_run
+    from kvq_core.record.beside import with_lanes
+    from kvq_core.record.shipped import find_run
+    from kvq_core.record.store import open_store, read_run
 
     given = arguments.run
     there = os.path.isdir(given)  # noqa: PTH112 (Path.is_dir raises where a name is too long)
@@ -233,8 +233,8 @@ def _run(spec: "ComparisonSpec") -> "Finished":
     _quiet()
     from kvq_core.pipeline.compare import compare
     from kvq_core.pipeline.estimate import memory_warning
+    from kvq_core.record.store import open_store
     from kvq_core.spec.chats import passed_line
-    from kvq_core.store.store import open_store
 
     for said in filter(None, (passed_line(spec.passed), memory_warning(spec))):
         print(f"warning: {said}", file=sys.stderr)
@@ -244,7 +244,7 @@ def _run(spec: "ComparisonSpec") -> "Finished":
 def _finished(events: "Generator[Event]") -> "Finished":
     """How a run ends, with a progress bar where a person watches stderr."""
     _quiet()
-    from kvq_core.events import Finished
+    from kvq_core.record.events import Finished
 
     with redirect_stdout(sys.stderr), closing(events), Bar() as bar:
         for event in events:
@@ -255,7 +255,7 @@ def _finished(events: "Generator[Event]") -> "Finished":
 
 
 def _show_progress(event: "Event", bar: Bar) -> None:
-    from kvq_core import events
+    from kvq_core.record import events
 
     match event:
         case events.Loading(model=model, done=done, total=total, doing=doing):

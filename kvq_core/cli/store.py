@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def store(arguments: argparse.Namespace) -> None:
     """Print the store's size, and what was removed."""
-    from kvq_core.store.store import open_store
+    from kvq_core.record.store import open_store
 
     place = open_store()
     removed = list(place.prune()) if arguments.action else []

@@ -135,8 +135,8 @@ def _executor(arguments: argparse.Namespace) -> "Executor | None":
 
 def went_on(planned: "CellPlan") -> str:
     """What is told on Ctrl-C."""
-    from kvq_core.store.beside import present_in
-    from kvq_core.store.store import open_store
+    from kvq_core.record.beside import present_in
+    from kvq_core.record.store import open_store
 
     done = len(present_in(open_store(), (cell.id for cell in planned.cells)))
     return (

@@ -86,7 +86,7 @@ def _picture(result: "StudyResult") -> str:
 
 
 def _checked(planned: "CellPlan", url: str, progress: StudyBar) -> "list[CheckedCell]":
-    from kvq_core.store.store import open_store
+    from kvq_core.record.store import open_store
     from kvq_core.studies.table import check_cells, sampled_cells
 
     found: list[CheckedCell] = []

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from kvq_core.decision.layer_plans import Candidate
 from kvq_core.decision.scores import VERSION, Sensitivity, id_of, keep, key, read_scores
 from kvq_core.errors import KvqError, MethodError, SpecError
-from kvq_core.events import end_of
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.compare import compare_on
+from kvq_core.record.events import end_of
 from kvq_core.record.fields import Record
 from kvq_core.spec import MAX_LANES, Capture, ComparisonSpec, Lane, Tensor
 from kvq_core.studies.prompts import StudyPrompt

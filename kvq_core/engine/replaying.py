@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from kvq_core.codecs.stream import Stream
-from kvq_core.divergence import kl_divergence
 from kvq_core.engine.ahead import Ahead
 from kvq_core.engine.cache import Part
 from kvq_core.engine.decode import Decode
+from kvq_core.engine.divergence import kl_divergence
 from kvq_core.engine.key_log import KeyLog, Kit, LayerReached
 from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.rows import Rows

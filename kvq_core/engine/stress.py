@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvq_core.divergence import kl_divergence
+from kvq_core.engine.divergence import kl_divergence
 from kvq_core.engine.prefill import LayerGroup, SharedPrefill
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel

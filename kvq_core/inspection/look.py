@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kvq_core.capture.plan import LOOKED
 from kvq_core.engine.decode import Decode
+from kvq_core.engine.fidelity import Fidelity
 from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.stress import AppliedStress, apply_stress
 from kvq_core.errors import ModelError
@@ -28,7 +29,6 @@ from kvq_core.inspection.risk import known_of, reasons_of, sentence_of
 from kvq_core.inspection.rules import rules
 from kvq_core.machine.files import keep_memo, read_memo
 from kvq_core.machine.memory import memory_errors_as_limits
-from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.models import LoadedModel, in_memory, load, prepare
 from kvq_core.presets import preset
 from kvq_core.settings import settings

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from math import gcd
 
 from kvq_core.engine.decode import Decode
+from kvq_core.engine.fidelity import Fidelity
 from kvq_core.engine.lane_state import LaneState
 from kvq_core.inspection.report import Remedy, spans
 from kvq_core.methods import ModelShape
-from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.sizing.count import plan_bytes, plan_on
 from kvq_core.spec import Lane
 

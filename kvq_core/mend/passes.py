@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvq_core.divergence import kl_divergence
+from kvq_core.engine.divergence import kl_divergence
 from kvq_core.mend.edit import Edit
 from kvq_core.mend.formats import CacheFormat
 from kvq_core.models import LoadedModel

@@ -1,6 +1,6 @@
 """Running a model with its cache in packed form only: the layers, the cache for transformers, and measuring.
 
-Imports what codecs declare as their packed form, kernels, engine, methods, models, pipeline and spec. Start at
+Imports what codecs declare as their packed form, kernels, engine, methods, models, pipeline, record and spec. Start at
 ``layer``.
 """
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 
 from kvq_core.errors import LimitError, MethodError
-from kvq_core.events import Loading
 from kvq_core.machine.memory import memory_errors_as_limits
 from kvq_core.models import LoadedModel, with_model
 from kvq_core.packed import LaneMeasurement, MeasureRequest, label_of, measure
 from kvq_core.pipeline.loading import load_model
 from kvq_core.pipeline.prompt import render
+from kvq_core.record.events import Loading
 from kvq_core.spec import ComparisonSpec, Lane
 
 

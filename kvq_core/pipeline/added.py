@@ -16,7 +16,6 @@ from kvq_core.engine.decode import Decode
 from kvq_core.engine.prefill import CHUNK
 from kvq_core.engine.prompt_memory import READINGS, ReadPrompt
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.events import Event, Prefill
 from kvq_core.logs import log_run
 from kvq_core.machine.memory import memory_errors_as_limits
 from kvq_core.models import LoadedModel
@@ -26,10 +25,11 @@ from kvq_core.pipeline.compare import kept_record, save_finished, stored_run
 from kvq_core.pipeline.loading import load_model
 from kvq_core.pipeline.prompt import script
 from kvq_core.pipeline.state import Run
+from kvq_core.record.events import Event, Prefill
 from kvq_core.record.fields import RESULTS_VERSION, Record
+from kvq_core.record.shipped import find_run
+from kvq_core.record.store import Store
 from kvq_core.spec import Capture, ComparisonSpec, Lane, parse_lane, parse_spec, with_labels
-from kvq_core.store.shipped import find_run
-from kvq_core.store.store import Store
 
 EVERY = Capture(layers="all", detail="deep")
 

@@ -24,14 +24,14 @@ from kvq_core.engine.prefill import Precision
 from kvq_core.engine.prefill import SharedPrefill as Reading
 from kvq_core.engine.script import Script
 from kvq_core.errors import ModelError, SpecError, StoreError, excerpt
-from kvq_core.events import Loading, Prefill
 from kvq_core.machine.memory import release_memory
 from kvq_core.models import LoadedModel, identity_of, in_memory, load, outline, release
+from kvq_core.record.beside import read_beside, write_beside
+from kvq_core.record.events import Loading, Prefill
 from kvq_core.record.fields import RESULTS_VERSION
+from kvq_core.record.store import Store
 from kvq_core.settings import settings
 from kvq_core.spec import ComparisonSpec
-from kvq_core.store.beside import read_beside, write_beside
-from kvq_core.store.store import Store
 
 _SAMPLED = ("max_new_tokens", "temperature", "seed", "ignore_eos")  # of a spec, what decides an answer that is written
 

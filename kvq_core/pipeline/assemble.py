@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvq_core.metrics.rate import BITS, reference_curve
+from kvq_core.engine.rate import BITS, reference_curve
 from kvq_core.models import LoadedModel, identity_of
 from kvq_core.models.text import Pieces, alone
 from kvq_core.pipeline.conditions import capture_info, environment, stress_record, timing

@@ -11,6 +11,7 @@ from kvq_core.capture.collect import Captures
 from kvq_core.capture.plan import CapturePlan
 from kvq_core.capture.scores import Extent
 from kvq_core.engine.decode import Decode
+from kvq_core.engine.fidelity import Fidelity
 from kvq_core.engine.fit import FitCache
 from kvq_core.engine.kernel_floor import KernelFloor
 from kvq_core.engine.key_log import Kit, Place
@@ -19,14 +20,13 @@ from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.replaying import kit_of, log_of
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.script import Script
+from kvq_core.engine.stored_bytes import quantized_keys
 from kvq_core.engine.stress import AppliedStress
 from kvq_core.errors import MethodError
-from kvq_core.events import Encoding, Filling
-from kvq_core.metrics.fidelity import Fidelity
-from kvq_core.metrics.stored_bytes import quantized_keys
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.answer import ReferenceAnswer
 from kvq_core.pipeline.prompt_scores import Scores, prompt_positions, turn_positions
+from kvq_core.record.events import Encoding, Filling
 from kvq_core.spec import ComparisonSpec, Lane
 
 NOISE_FLOOR = Lane(label="Noise floor", method="fp16")

@@ -7,7 +7,6 @@ from contextlib import suppress
 import torch
 
 from kvq_core.errors import StoreError
-from kvq_core.events import Event, Finished, Loading, end_of
 from kvq_core.logs import log_error, log_run
 from kvq_core.machine.memory import memory_errors_as_limits
 from kvq_core.models import LoadedModel, identity_of, load, outline, prepare, with_model
@@ -16,9 +15,10 @@ from kvq_core.pipeline.assemble import assemble, run_id
 from kvq_core.pipeline.prompt import script
 from kvq_core.pipeline.state import Run
 from kvq_core.pipeline.timings import remember
+from kvq_core.record.events import Event, Finished, Loading, end_of
 from kvq_core.record.fields import Record
+from kvq_core.record.store import Store
 from kvq_core.spec import ComparisonSpec
-from kvq_core.store.store import Store
 
 
 def run(spec: ComparisonSpec, store: Store | None = None) -> Record:

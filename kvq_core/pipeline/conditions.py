@@ -8,7 +8,7 @@ import torch
 from kvq_core.capture.attention import SINKS
 from kvq_core.capture.distribution import QUANTILES
 from kvq_core.capture.spectra import RANKS
-from kvq_core.metrics.fidelity import TOPK
+from kvq_core.engine.fidelity import TOPK
 from kvq_core.models import identity_of
 from kvq_core.pipeline.state import Run
 from kvq_core.record.environment import Environment, ReferenceFile

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from kvq_core.capture.attention import STEPS
 from kvq_core.capture.plan import LOOKED, MOST_BYTES, plan_of
 from kvq_core.engine.script import Script
-from kvq_core.events import Loading
 from kvq_core.machine.memory import room_for, shortage
 from kvq_core.models import LoadedModel, conversion_progress, load, with_model
 from kvq_core.pipeline.answer import check_reference
 from kvq_core.pipeline.footprint import batch_size, batches, run_bytes
 from kvq_core.pipeline.prompt import script
 from kvq_core.pipeline.timings import Stages, TimedWork, methods_of, predict, read_timings
+from kvq_core.record.events import Loading
 from kvq_core.spec import TENSORS, Assignment, ComparisonSpec, Lane, Tensor
 from kvq_core.spec.chats import passed_line
 

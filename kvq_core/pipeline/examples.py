@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from kvq_core.errors import KvqError, SpecError
 from kvq_core.frozen import Frozen
 from kvq_core.presets import FOLDER, preset
+from kvq_core.record.shipped import RUNS, packaged_store
+from kvq_core.record.store import Store
 from kvq_core.spec import ComparisonSpec, parse_spec
-from kvq_core.store.shipped import RUNS, packaged_store
-from kvq_core.store.store import Store
 
 FILE = FOLDER / "learn" / "examples.toml"
 MOST_BYTES = 25_000_000  # of all of them together

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from kvq_core.capture.cache_errors import CacheErrors
+from kvq_core.engine.drafting import tokens_a_step
+from kvq_core.engine.fidelity import perplexity_block
 from kvq_core.engine.lane_state import LaneState
-from kvq_core.metrics.drafting import tokens_a_step
-from kvq_core.metrics.fidelity import perplexity_block
-from kvq_core.metrics.stored_bytes import layers_quantized, tokens_quantized
+from kvq_core.engine.stored_bytes import layers_quantized, tokens_quantized
 from kvq_core.pipeline.batch import Batch
 from kvq_core.pipeline.prompt_scores import turn
 from kvq_core.record.fields import Metrics

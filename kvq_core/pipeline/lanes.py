@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from kvq_core.analysis.verdict import MIN_SCORED
+from kvq_core.engine.fidelity import Fidelity
 from kvq_core.engine.lane_state import LaneState
+from kvq_core.engine.stored_bytes import host_note, kept_note, measure, whole_note
 from kvq_core.methods import ModelShape
-from kvq_core.metrics.fidelity import Fidelity
-from kvq_core.metrics.stored_bytes import host_note, kept_note, measure, whole_note
 from kvq_core.models.text import Pieces
 from kvq_core.pipeline.batch import Batch
 from kvq_core.pipeline.lane_metrics import lane_metrics

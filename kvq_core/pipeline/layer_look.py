@@ -16,14 +16,13 @@ from kvq_core.capture.attention import SINKS
 from kvq_core.capture.distribution import QUANTILES
 from kvq_core.capture.layer_maps import LayerMaps, layer_maps
 from kvq_core.capture.plan import LOOKED
+from kvq_core.engine.fidelity import TOPK
 from kvq_core.engine.key_log import Place, Replay
 from kvq_core.engine.prompt_memory import READINGS
 from kvq_core.engine.replaying import Divergences, follow, kit_of, log_of, stops_at
 from kvq_core.errors import LimitError, SpecError
-from kvq_core.events import Event, Finished, Replaying
 from kvq_core.logs import log_run
 from kvq_core.machine.memory import memory_errors_as_limits
-from kvq_core.metrics.fidelity import TOPK
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.added import Addition, check_followed, parent_of
 from kvq_core.pipeline.assemble import id_of, place_of
@@ -32,9 +31,10 @@ from kvq_core.pipeline.compare import kept_record, save_finished, stored_run
 from kvq_core.pipeline.footprint import batches
 from kvq_core.pipeline.loading import load_model
 from kvq_core.pipeline.prompt import script
+from kvq_core.record.events import Event, Finished, Replaying
 from kvq_core.record.fields import CaptureInfo, LaneRecord, Record
+from kvq_core.record.store import Store
 from kvq_core.spec import Capture, ComparisonSpec, Lane, parse_spec
-from kvq_core.store.store import Store
 
 AGAIN = "its figures are those of run {run}; its maps were computed afterwards, in a batch that stopped at the layer"
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Generator
 
-from kvq_core.events import Loading
 from kvq_core.models import LoadedModel, load, prepare
+from kvq_core.record.events import Loading
 from kvq_core.spec import ComparisonSpec
 
 

@@ -1,8 +1,8 @@
 """What is told of a batch while it decodes: text pieces and per-token measures, for Step events."""
 
-from kvq_core.events import LaneProgress
 from kvq_core.models.text import Pieces
 from kvq_core.pipeline.batch import Batch
+from kvq_core.record.events import LaneProgress
 from kvq_core.spec import Lane
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvq_core.engine.fidelity import Fidelity
 from kvq_core.engine.lane_state import LaneState
 from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.script import Script, Segment
-from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.models import LoadedModel
 from kvq_core.models.head import POSITIONS
 from kvq_core.record.prompt_fields import PromptMetrics, TurnMetrics

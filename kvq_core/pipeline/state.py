@@ -12,8 +12,6 @@ from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.prompt_memory import READINGS, ReadPrompt, key_of
 from kvq_core.engine.script import Script
 from kvq_core.engine.stress import AppliedStress, ReferenceShift, apply_stress
-from kvq_core.events import Encoding, Event, LaneProgress, Step, Summarizing
-from kvq_core.events import Prefill as PrefillEvent
 from kvq_core.models import LoadedModel
 from kvq_core.models.rounding import KernelNoise
 from kvq_core.pipeline.answer import ReferenceAnswer
@@ -22,6 +20,8 @@ from kvq_core.pipeline.footprint import batch_size, batches, held_of
 from kvq_core.pipeline.lanes import LaneResult, lanes_of
 from kvq_core.pipeline.progress import BatchProgress, waiting
 from kvq_core.pipeline.prompt_scores import prompt_positions, turn_positions
+from kvq_core.record.events import Encoding, Event, LaneProgress, Step, Summarizing
+from kvq_core.record.events import Prefill as PrefillEvent
 from kvq_core.record.fields import Record
 from kvq_core.spec import ComparisonSpec, Lane
 

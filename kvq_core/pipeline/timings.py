@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kvq_core.events import Event, progress
 from kvq_core.machine import files
 from kvq_core.pipeline.footprint import AT_ONCE, batches
+from kvq_core.record.events import Event, progress
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.settings import settings
 from kvq_core.spec import Lane

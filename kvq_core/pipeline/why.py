@@ -5,11 +5,11 @@ from collections.abc import Generator
 from kvq_core.analysis.causes import about_why, variants, why_lane
 from kvq_core.analysis.plans import shape_of
 from kvq_core.analysis.why import Kind, Why
-from kvq_core.events import Event, Finished, end_of
 from kvq_core.pipeline.added import adding, index_of, parent_of, spec_of
+from kvq_core.record.events import Event, Finished, end_of
 from kvq_core.record.fields import Record
+from kvq_core.record.store import Store
 from kvq_core.spec import ComparisonSpec, Lane, parse_spec
-from kvq_core.store.store import Store
 
 
 def measure_why(run: Record | str, lane: str, store: Store | None = None) -> Why:

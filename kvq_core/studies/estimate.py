@@ -10,8 +10,8 @@ import torch
 from kvq_core.machine.memory import free_bytes
 from kvq_core.models import outline
 from kvq_core.pipeline.estimate import estimate_on
-from kvq_core.store.beside import present_in
-from kvq_core.store.store import Store, open_store
+from kvq_core.record.beside import present_in
+from kvq_core.record.store import Store, open_store
 from kvq_core.studies.cells import Cell, CellPlan
 from kvq_core.studies.rows import read_rows
 

@@ -7,8 +7,8 @@ import sys
 
 from kvq_core.errors import KvqError
 from kvq_core.presets import FOLDER
-from kvq_core.store.beside import names
-from kvq_core.store.store import Store, open_store
+from kvq_core.record.beside import names
+from kvq_core.record.store import Store, open_store
 from kvq_core.studies.cells import plan
 from kvq_core.studies.estimate import workers_here
 from kvq_core.studies.rows import keep_rows, read_rows

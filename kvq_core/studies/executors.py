@@ -19,15 +19,15 @@ from typing import Protocol
 import torch
 
 from kvq_core.errors import KvqError, ModelError
-from kvq_core.events import Finished
 from kvq_core.logs import log_error
 from kvq_core.machine.interrupt import not_for_children
 from kvq_core.machine.memory import release_memory
 from kvq_core.models import load
 from kvq_core.models.source import places
 from kvq_core.pipeline.compare import against, compare
-from kvq_core.store.retention import Quota
-from kvq_core.store.store import open_store
+from kvq_core.record.events import Finished
+from kvq_core.record.retention import Quota
+from kvq_core.record.store import open_store
 from kvq_core.studies.cells import Cell
 from kvq_core.studies.rows import Row, rows_of
 

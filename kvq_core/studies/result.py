@@ -9,7 +9,7 @@ from kvq_core.analysis.verdict import rule
 from kvq_core.machine import files
 from kvq_core.pipeline.compare import run
 from kvq_core.record.fields import Record
-from kvq_core.store.store import Store, open_store
+from kvq_core.record.store import Store, open_store
 from kvq_core.studies.cells import CellPlan
 from kvq_core.studies.context import position_lines, recall_lines
 from kvq_core.studies.intervals import FEWEST

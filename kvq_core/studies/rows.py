@@ -11,10 +11,10 @@ import numpy as np
 from kvq_core.analysis.free_text import free_text
 from kvq_core.analysis.verdict import Figures, mean_interval, rule, tier, verdict
 from kvq_core.record.arrays import Arrays, array
+from kvq_core.record.beside import names, read_beside, write_beside
 from kvq_core.record.fields import Record
+from kvq_core.record.store import Store
 from kvq_core.spec import tool_name
-from kvq_core.store.beside import names, read_beside, write_beside
-from kvq_core.store.store import Store
 from kvq_core.studies.cells import Cell
 from kvq_core.studies.task_suites import judge
 

@@ -5,11 +5,10 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from kvq_core import links
 from kvq_core.complaints import check_depth, check_text, first_line
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.presets import parse_placed
-from kvq_core.spec import ComparisonSpec, canonical_json, read_data
+from kvq_core.spec import ComparisonSpec, canonical_json, links, read_data
 from kvq_core.spec.part import SpecPart
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.sources import PromptSource

@@ -8,9 +8,9 @@ from itertools import groupby
 from pydantic import ValidationError
 
 from kvq_core.errors import KvqError, StoreError
+from kvq_core.record.beside import is_id, read_beside, write_beside
+from kvq_core.record.store import Store
 from kvq_core.spec.part import SpecPart
-from kvq_core.store.beside import is_id, read_beside, write_beside
-from kvq_core.store.store import Store
 from kvq_core.studies.cells import Cell, CellPlan, LeftOut, comparison_of, plan
 from kvq_core.studies.spec import StudySpec, parse_study
 

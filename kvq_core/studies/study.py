@@ -9,8 +9,8 @@ from math import inf
 from statistics import median
 
 from kvq_core.errors import ModelError, StoreError
-from kvq_core.store.beside import present_in, url_of
-from kvq_core.store.store import Store, open_store
+from kvq_core.record.beside import present_in, url_of
+from kvq_core.record.store import Store, open_store
 from kvq_core.studies.cells import Cell, CellPlan, Progress, plan
 from kvq_core.studies.executors import CellWork, Executor, InProcess, Outcome, Processes
 from kvq_core.studies.result import StudyResult

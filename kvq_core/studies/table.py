@@ -12,13 +12,13 @@ from typing import TypeVar
 import numpy as np
 
 from kvq_core.errors import KvqError, ModelError, StoreError
-from kvq_core.events import end_of
 from kvq_core.models import available_models
 from kvq_core.pipeline.compare import compare
 from kvq_core.presets import FOLDER
 from kvq_core.record.arrays import Arrays, array
+from kvq_core.record.events import end_of
 from kvq_core.record.fields import LaneRecord, Record
-from kvq_core.store.store import Store
+from kvq_core.record.store import Store
 from kvq_core.studies.cells import Cell, CellPlan
 from kvq_core.studies.spec import StudySpec, read_study
 

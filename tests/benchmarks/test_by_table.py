@@ -7,7 +7,7 @@ import pytest
 from benchmarks import by_table
 from benchmarks import table as stored
 from kvq_core.cli.table_picture import picture
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from kvq_core.studies.cells import plan
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.study import stored_study, study

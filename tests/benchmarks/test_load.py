@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from benchmarks.load_visitors import Plan, Refused, Visit, Visitor, read_slowly
-from kvq_core.events import Finished, LaneProgress, Loading, Prefill, Step, Summarizing
 from kvq_core.limits import limits
 from kvq_core.pipeline.estimate import Estimate
-from kvq_core.store.store import open_store
+from kvq_core.record.events import Finished, LaneProgress, Loading, Prefill, Step, Summarizing
+from kvq_core.record.store import open_store
 from ui.layout import build_ui
 from ui.server.embeds import Embeds
 from ui.server.guard import app_kwargs

@@ -16,8 +16,8 @@ import pytest
 from app import launch
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.estimate import estimate as estimated
+from kvq_core.record.store import Store, open_store
 from kvq_core.settings import settings
-from kvq_core.store.store import Store, open_store
 from tests.browser.stand_in import Engine, estimate
 from tests.browser.visitors import Playing, visits
 from ui.server.health import Health

@@ -2,8 +2,8 @@
 
 from playwright.sync_api import TimeoutError
 
-from kvq_core.links import encode
 from kvq_core.spec import parse_spec
+from kvq_core.spec.links import encode
 
 FACTS = (
     "The mill stood on a causeway and worked with the tide, twice a day, in summer and in winter alike. "

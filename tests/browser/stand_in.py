@@ -4,15 +4,15 @@ import hashlib
 import threading
 from collections.abc import Iterator, Sequence
 
-from kvq_core.events import Encoding, Event, Finished, LaneProgress, Loading, Prefill, Step
 from kvq_core.pipeline.added import captures_of, spec_of
 from kvq_core.pipeline.estimate import Estimate
 from kvq_core.pipeline.layer_look import spec_of_look
 from kvq_core.pipeline.timings import Stages
 from kvq_core.pipeline.why import spec_of_why
+from kvq_core.record.events import Encoding, Event, Finished, LaneProgress, Loading, Prefill, Step
 from kvq_core.record.fields import Record
+from kvq_core.record.store import Store
 from kvq_core.spec import Capture, ComparisonSpec, Lane
-from kvq_core.store.store import Store
 from tests.support.ui_record_factory import make_run
 
 UNCAPTURED = {"acceptance", "delta_p", "key_bits", "kld", "nll", "same_top", "topk_ids", "topk_probs", "value_bits"}

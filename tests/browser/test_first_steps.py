@@ -4,9 +4,9 @@ a model's file that is mended and becomes the model."""
 import pytest
 import torch
 
-from kvq_core.links import encode
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.spec import parse_spec
+from kvq_core.spec.links import encode
 from tests.browser.pages import FACTS, unfold
 from tests.support.gguf_files import source, write
 from ui.panels.welcome import home

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from tests.browser.conftest import visits
 from tests.browser.pages import VIEWS, open_view
 from tests.browser.test_span import SHIPPED

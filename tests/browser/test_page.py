@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvq_core.links import encode
+from kvq_core.record.store import open_store
 from kvq_core.spec import parse_spec
-from kvq_core.store.store import open_store
+from kvq_core.spec.links import encode
 from tests.browser.conftest import visits
 from tests.browser.pages import FACTS, VIEWS, answer, click_through, filled_in, run, wait_status
 

@@ -8,8 +8,8 @@ from kvq_core.claims.board import shipped_boards
 from kvq_core.claims.side_by_side import claim_rows
 from kvq_core.models import load
 from kvq_core.models.text import Pieces, alone
+from kvq_core.record.store import open_store
 from kvq_core.spec import DEFAULT_MODEL
-from kvq_core.store.store import open_store
 from tests.browser.conftest import visits
 from tests.browser.pages import FACTS, answer, filled_in, open_view, run, wait_status
 from tests.support.ui_record_factory import make_run

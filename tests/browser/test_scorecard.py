@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from tests.support.ui_record_factory import make_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]

@@ -10,13 +10,13 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from safetensors.torch import load_file
 
-from kvq_core.links import decode, encode
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.estimate import estimate
 from kvq_core.record.fields import Record
+from kvq_core.record.store import open_store
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL, parse_spec
-from kvq_core.store.store import open_store
+from kvq_core.spec.links import decode, encode
 from tests.browser.conftest import served_here, visits
 from tests.browser.pages import open_sharing, open_view
 from tests.browser.test_page import FACTS, filled_in, run

@@ -6,8 +6,8 @@ from itertools import count
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from kvq_core.links import encode
 from kvq_core.spec import parse_spec
+from kvq_core.spec.links import encode
 from tests.browser.conftest import visits
 
 pytestmark = [pytest.mark.browser, pytest.mark.real_model, pytest.mark.timeout(280)]

@@ -5,7 +5,7 @@ import json
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from kvq_core.links import decode
+from kvq_core.spec.links import decode
 from tests.browser.conftest import visits
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]

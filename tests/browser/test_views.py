@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from tests.browser.conftest import visits
 from tests.browser.pages import VIEWS, click_through, open_view
 from tests.support.ui_record_factory import make_run

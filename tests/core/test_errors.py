@@ -11,12 +11,12 @@ from kvq_core.cli.main import main
 from kvq_core.codebooks.files import get_codebook
 from kvq_core.errors import KvqError, SpecError, abbreviate, excerpt
 from kvq_core.limits import limits
-from kvq_core.links import decode
 from kvq_core.models.choice import check_offered
 from kvq_core.presets import preset, read_spec
+from kvq_core.record.store import open_store, read_run
 from kvq_core.settings import settings
 from kvq_core.spec import parse_spec
-from kvq_core.store.store import open_store, read_run
+from kvq_core.spec.links import decode
 from kvq_core.studies.sources import _parsed
 from kvq_core.studies.spec import parse_study
 from kvq_core.training.texts import read_texts

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvq_core.errors import KvqError, StoreError
-from kvq_core.links import decode
 from kvq_core.record.files import ARRAYS, MANIFEST, RECORD
+from kvq_core.record.store import open_store
 from kvq_core.spec import parse_spec
-from kvq_core.store.store import open_store
+from kvq_core.spec.links import decode
 from tests.support.campaigns import inputs
 from tests.support.damage import damaged
 from tests.support.sample_record import make_sample

@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from kvq_core.errors import SpecError, StoreError
-from kvq_core.events import Finished, Step
 from kvq_core.logs import configure, log_error, log_event
 from kvq_core.pipeline.compare import compare_on
+from kvq_core.record.events import Finished, Step
+from kvq_core.record.store import open_store
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL, parse_spec
-from kvq_core.store.store import open_store
 from tests.support.tiny_models import tiny
 
 PROMPT = "Where did the purple walrus hide its lantern?"

@@ -6,8 +6,8 @@ import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 
-from kvq_core.events import Finished, LaneProgress, Step
 from kvq_core.pipeline.compare import compare
+from kvq_core.record.events import Finished, LaneProgress, Step
 from tests.support.sample_record import make_sample
 
 ENDPOINTS = {

@@ -31,11 +31,10 @@ RESULTS = ROOT / "benchmarks" / "campaigns.json"
 # The sources that each campaign is about.
 CAMPAIGNS = {
     "kill": (
-        "kvq_core/store",
         "kvq_core/record",
         "kvq_core/machine/files.py",
         "tests/support/kill_points.py",
-        "tests/core/store/test_store_kill.py",
+        "tests/core/record/test_store_kill.py",
         "kvq_core/studies",
         "tests/support/study_kills.py",
         "tests/core/studies/test_study_kill.py",

@@ -3,7 +3,7 @@
 import threading
 import time
 
-from kvq_core.events import Loading, Step
+from kvq_core.record.events import Loading, Step
 
 
 def until(true, seconds: float = 60) -> None:

@@ -21,8 +21,8 @@ import torch
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from kvq_core.store.sharing import key_of
-from kvq_core.store.store import Store, open_store
+from kvq_core.record.sharing import key_of
+from kvq_core.record.store import Store, open_store
 from tests.support.sample_record import make_sample
 
 

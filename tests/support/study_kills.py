@@ -22,8 +22,8 @@ from unittest.mock import patch
 import psutil
 
 from kvq_core.models import load
-from kvq_core.store.beside import present_in
-from kvq_core.store.store import Store, open_store
+from kvq_core.record.beside import present_in
+from kvq_core.record.store import Store, open_store
 from kvq_core.studies.cells import CellPlan, plan
 from kvq_core.studies.executors import Processes, _begin
 from kvq_core.studies.spec import parse_study

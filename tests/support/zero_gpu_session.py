@@ -5,9 +5,9 @@ import os
 import sys
 
 from kvq_core.errors import KvqError
-from kvq_core.events import Finished, Step
+from kvq_core.record.events import Finished, Step
+from kvq_core.record.store import open_store
 from kvq_core.spec import parse_spec
-from kvq_core.store.store import open_store
 from ui.server.zero_gpu import prepare
 
 PROMPT = "The mill stood on a causeway and worked with the tide, twice a day, in summer and in winter alike. " * 2

@@ -17,10 +17,10 @@ from kvq_core.methods.describe import describe_methods
 from kvq_core.models import available_models, with_model
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.presets import parse_placed
+from kvq_core.record import sharing
 from kvq_core.record.fields import Record
 from kvq_core.record.files import ARRAYS, Summary, record_json, serialize
 from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec, parse_lane
-from kvq_core.store import sharing
 from ui.api.claims import claims_of
 from ui.api.decisions import decision_endpoints
 from ui.api.refusals import demand

@@ -10,8 +10,8 @@ from kvq_core.analysis.floors import above_floor, lane_of
 from kvq_core.analysis.scored import At
 from kvq_core.analysis.verdict import verdict
 from kvq_core.errors import KvqError
-from kvq_core.events import Encoding, Event, Filling, Finished, Loading, Prefill, Replaying, Step, Summarizing
 from kvq_core.models import with_model
+from kvq_core.record.events import Encoding, Event, Filling, Finished, Loading, Prefill, Replaying, Step, Summarizing
 from kvq_core.record.fields import Record
 from kvq_core.spec import ComparisonSpec, Lane
 from ui.api.schemas import LaneResult, LaneText, Progress, Result

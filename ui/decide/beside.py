@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from kvq_core.advice.decision import Decision
 from kvq_core.advice.report import Advice
 from kvq_core.errors import KvqError
-from kvq_core.links import encode
 from kvq_core.spec import ComparisonSpec
+from kvq_core.spec.links import encode
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.result import StudyResult
 from ui.html.escape import safe

@@ -9,8 +9,8 @@ from kvq_core.advice.decision import Decision
 from kvq_core.decision.layer_plans import Candidate
 from kvq_core.decision.scores import Score
 from kvq_core.errors import KvqError
-from kvq_core.links import encode
 from kvq_core.spec import ComparisonSpec
+from kvq_core.spec.links import encode
 from kvq_core.studies.result import StudyResult
 from ui.decide.beside import comparison_of
 from ui.html.escape import safe

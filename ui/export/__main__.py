@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from kvq_core.errors import KvqError
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from ui.export.embed import NAMES, embed
 from ui.service.records import RecordCache
 

@@ -6,11 +6,11 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError, StoreError
-from kvq_core.links import decode
 from kvq_core.models import with_model
 from kvq_core.presets import preset, presets
 from kvq_core.record.fields import RESULTS_VERSION, Record
 from kvq_core.spec import ComparisonSpec, parse_lane, parse_spec
+from kvq_core.spec.links import decode
 from ui.form.lanes_panel import LanesPanel, redraw_lanes
 from ui.form.setup_panel import Setup, question_html
 from ui.form.values import from_comparison

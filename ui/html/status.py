@@ -1,6 +1,17 @@
 """The status line: what is happening, in words."""
 
-from kvq_core.events import STAGES, Encoding, Event, Filling, Loading, Prefill, Replaying, Step, Summarizing, progress
+from kvq_core.record.events import (
+    STAGES,
+    Encoding,
+    Event,
+    Filling,
+    Loading,
+    Prefill,
+    Replaying,
+    Step,
+    Summarizing,
+    progress,
+)
 from ui.html.escape import safe
 from ui.html.numbers import plural
 

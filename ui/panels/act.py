@@ -13,8 +13,8 @@ from kvq_core.analysis.acts import Act, LookedPlace, acts
 from kvq_core.analysis.causes import variants
 from kvq_core.analysis.plans import lane_of, shape_of
 from kvq_core.errors import KvqError, SpecError
-from kvq_core.events import Finished
 from kvq_core.record.arrays import Arrays, array
+from kvq_core.record.events import Finished
 from kvq_core.record.fields import Record
 from kvq_core.record.subset import TOGETHER
 from kvq_core.spec import Lane

@@ -7,10 +7,10 @@ import gradio as gr
 
 from kvq_core.analysis.two_specs import Change, changes
 from kvq_core.errors import KvqError, SpecError
-from kvq_core.links import encode
 from kvq_core.methods import Knob
 from kvq_core.models import with_model
 from kvq_core.spec import ComparisonSpec, parse_spec
+from kvq_core.spec.links import encode
 from ui.form.controls import titles
 from ui.form.editor import LABEL, OPTIONS, READ
 from ui.form.filling import form_of, form_outputs

@@ -11,9 +11,9 @@ from rapidfuzz import fuzz, process, utils
 
 from kvq_core.errors import KvqError
 from kvq_core.record.fields import Record
+from kvq_core.record.sharing import listed_runs as on_list
+from kvq_core.record.store import Store
 from kvq_core.settings import settings
-from kvq_core.store.sharing import listed_runs as on_list
-from kvq_core.store.store import Store
 from ui.html.escape import safe, shorten
 from ui.html.numbers import plural
 from ui.service.lists import tell_tabs, told_by_tab

@@ -11,10 +11,10 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
-from kvq_core.events import Finished, Step
 from kvq_core.logs import log_error
 from kvq_core.pipeline.estimate import Estimate, loading_progress
 from kvq_core.pipeline.timings import RemainingTime
+from kvq_core.record.events import Finished, Step
 from kvq_core.spec import ComparisonSpec, parse_spec
 from ui.form.lanes_panel import LanesPanel
 from ui.form.setup_panel import Setup

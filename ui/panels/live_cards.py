@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from kvq_core.events import Encoding, Event, Filling, LaneProgress, Loading, Prefill, Step
+from kvq_core.record.events import Encoding, Event, Filling, LaneProgress, Loading, Prefill, Step
 from kvq_core.record.subset import TOGETHER
 from kvq_core.spec import ComparisonSpec
 from ui.form.lanes import describe_lane, from_spec

@@ -8,10 +8,10 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
-from kvq_core.events import Loading
 from kvq_core.packed.gpus import DecodeSpeed, MeasuredGpu, measured_gpus
 from kvq_core.packed.lanes import Begins, LaneMeasurement, MeasureRequest, Progress, SkippedLane, gpu, unquantized_bytes
 from kvq_core.packed.slow import chips, slow_methods
+from kvq_core.record.events import Loading
 from kvq_core.spec import parse_spec
 from ui.html.escape import safe
 from ui.html.numbers import ABSENT, percent

@@ -11,7 +11,7 @@ from kvq_core.errors import StoreError
 from kvq_core.logs import log_error
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from kvq_core.store.store import record_json
+from kvq_core.record.store import record_json
 from ui.html.escape import safe
 from ui.html.tables import COLUMNS, perplexity_rows, scorecard, to_csv
 from ui.html.verdict import EXPLAINED

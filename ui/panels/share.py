@@ -10,8 +10,8 @@ import gradio as gr
 from kvq_core.errors import KvqError, SpecError
 from kvq_core.record.fields import Record
 from kvq_core.record.files import ARRAYS, RECORD, serialize
+from kvq_core.record.sharing import holds_key, reach
 from kvq_core.spec import parse_spec
-from kvq_core.store.sharing import holds_key, reach
 from ui.export.card import card, card_text
 from ui.export.report import report
 from ui.export.reproduce import FILE, command, comparison_json, conditions

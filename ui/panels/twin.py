@@ -6,9 +6,9 @@ import gradio as gr
 
 from kvq_core.analysis.two_runs import versus
 from kvq_core.errors import KvqError
-from kvq_core.links import encode
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.spec import Stress, parse_spec
+from kvq_core.spec.links import encode
 from ui.export.card import figures
 from ui.html.escape import safe
 from ui.html.numbers import significant

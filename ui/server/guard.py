@@ -14,8 +14,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvq_core.logs import log_error
+from kvq_core.record.store import Store
 from kvq_core.settings import settings
-from kvq_core.store.store import Store
 from ui.server.compressed import Compressed
 from ui.server.embeds import Embeds
 from ui.server.health import Health

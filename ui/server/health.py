@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from kvq_core.errors import StoreError
 from kvq_core.logs import log_error
 from kvq_core.models import available_models, loaded_model
-from kvq_core.store.store import Store
+from kvq_core.record.store import Store
 from ui.service.services import Services
 
 FRESH_S = 10.0  # the store is asked at most so often, however often somebody asks here

@@ -17,11 +17,11 @@ import gradio as gr
 import torch
 
 from kvq_core.errors import KvqError, LimitError
-from kvq_core.events import Event, Finished
 from kvq_core.models import available_models, load
 from kvq_core.packed.lanes import MeasureRequest, measure_spec
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.estimate import estimate
+from kvq_core.record.events import Event, Finished
 from kvq_core.spec import ComparisonSpec
 
 SHORTEST_S, USUAL_S, LONGEST_S = 15, 60, 120  # 120 s is what a visitor without an account has in a day

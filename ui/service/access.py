@@ -6,8 +6,8 @@ from typing import Any
 from kvq_core.errors import StoreError
 from kvq_core.logs import log_error
 from kvq_core.record.fields import Record
+from kvq_core.record.sharing import demand_open, holds_key, key_of
 from kvq_core.settings import settings
-from kvq_core.store.sharing import demand_open, holds_key, key_of
 from ui.service.services import Services
 
 MOST_ADDED = 40

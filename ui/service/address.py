@@ -7,9 +7,9 @@ from urllib.parse import urlencode, urlsplit
 import gradio as gr
 from gradio.route_utils import get_request_origin
 
-from kvq_core.links import encode
 from kvq_core.settings import settings
 from kvq_core.spec import ComparisonSpec
+from kvq_core.spec.links import encode
 
 
 def own_address() -> str:

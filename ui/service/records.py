@@ -10,12 +10,12 @@ from kvq_core.analysis.causes import told_of
 from kvq_core.analysis.looks import with_layers
 from kvq_core.errors import StoreError
 from kvq_core.logs import log_error
+from kvq_core.record.beside import added_to, take_back
 from kvq_core.record.fields import Record
+from kvq_core.record.sharing import may_open
+from kvq_core.record.shipped import find_run, packaged_store
+from kvq_core.record.store import Store
 from kvq_core.record.subset import TOGETHER, adds_lanes, best, part_of, with_added
-from kvq_core.store.beside import added_to, take_back
-from kvq_core.store.sharing import may_open
-from kvq_core.store.shipped import find_run, packaged_store
-from kvq_core.store.store import Store
 
 
 class RecordCache:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvq_core.errors import StoreError
-from kvq_core.events import Event, Finished
 from kvq_core.inspection.look import InspectionProgress, looking
 from kvq_core.inspection.report import Inspection
 from kvq_core.limits import limits
@@ -21,10 +20,11 @@ from kvq_core.pipeline.added import adding, captures_of, capturing, spec_of
 from kvq_core.pipeline.estimate import Estimate
 from kvq_core.pipeline.layer_look import look_held, looking_at, spec_of_look
 from kvq_core.pipeline.why import asking_why, spec_of_why
+from kvq_core.record.events import Event, Finished
 from kvq_core.record.fields import Record
+from kvq_core.record.store import Store
 from kvq_core.settings import settings
 from kvq_core.spec import ComparisonSpec, Lane, parse_spec
-from kvq_core.store.store import Store
 from kvq_core.training.offer import Offer, Training, TrainingResult, offer, train_missing
 from ui.service.admission import Admission, check_memory
 from ui.service.housekeeping import own_folder

@@ -9,9 +9,9 @@ from collections import OrderedDict
 from typing import Any
 
 from kvq_core.errors import KvqError, StoreError
+from kvq_core.record.beside import is_id, read_beside, write_beside
+from kvq_core.record.sharing import holds_key, key_of
 from kvq_core.settings import settings
-from kvq_core.store.beside import is_id, read_beside, write_beside
-from kvq_core.store.sharing import holds_key, key_of
 from kvq_core.studies.example import packaged_ids, packaged_studies
 from kvq_core.studies.result import StudyResult
 from kvq_core.studies.stored_plan import kept_plan

@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
-from kvq_core.events import Finished
+from kvq_core.record.events import Finished
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.result import StudyResult
 from ui.figures.prompt_map import prompt_names, worst_first

@@ -10,8 +10,8 @@ import gradio as gr
 from kvq_core.errors import KvqError
 from kvq_core.logs import log_error
 from kvq_core.models import available_models
+from kvq_core.record.store import Store
 from kvq_core.settings import settings
-from kvq_core.store.store import Store
 from kvq_core.studies.tasks import SUITES
 from ui.form.lanes import LaneForm, title
 from ui.form.lanes_panel import bundle_choices

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvq_core.errors import LimitError
-from kvq_core.store.store import Store
+from kvq_core.record.store import Store
 from kvq_core.studies.cells import CellPlan, plan
 from kvq_core.studies.estimate import StudyEstimate, estimate
 from kvq_core.studies.intervals import FEWEST

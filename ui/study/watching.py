@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 import gradio as gr
 
-from kvq_core.events import Event
+from kvq_core.record.events import Event
 from ui.html.status import event_words, line, notice, place_line
 from ui.panels.job_panel import JobPanel
 from ui.service.line import LinePlace

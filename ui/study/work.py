@@ -7,8 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from kvq_core.errors import KvqError, ModelError
-from kvq_core.events import Event, Finished
 from kvq_core.logs import log_error
+from kvq_core.record.events import Event, Finished
 from kvq_core.studies.cells import Cell, CellPlan
 from kvq_core.studies.executors import CellWork, Outcome, outcome_of
 from kvq_core.studies.result import StudyResult

@@ -18,9 +18,9 @@ from kvq_core.decision.layer_plans import Candidate
 from kvq_core.decision.scores import Score
 from kvq_core.decision.solver import Costs
 from kvq_core.errors import SpecError, StoreError
+from kvq_core.record.beside import write_beside
+from kvq_core.record.store import Store, open_store
 from kvq_core.shape import ModelShape
-from kvq_core.store.beside import write_beside
-from kvq_core.store.store import Store, open_store
 from tests.core.advice.test_advice import asked, noisy, option, rows
 
 LAYERS = 6

@@ -25,13 +25,13 @@ from kvq_core.errors import SpecError, StoreError
 from kvq_core.models import load, outline
 from kvq_core.presets import bundle_lanes
 from kvq_core.presets.bundles import BUNDLES
+from kvq_core.record.store import Store, open_store
 from kvq_core.shape import LayerKind, ModelShape
 from kvq_core.sizing.count import CacheBytes, cache_bytes
 from kvq_core.sizing.fit import MEMORIES, Cache
 from kvq_core.sizing.formats import formats
 from kvq_core.sizing.reserve import allowance
 from kvq_core.spec import Lane
-from kvq_core.store.store import Store, open_store
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.study import study

@@ -5,9 +5,9 @@ import pytest
 from kvq_core.analysis.expected import contains_answer, expectation, expectation_sentence
 from kvq_core.cli.tables import describe_record
 from kvq_core.errors import SpecError
-from kvq_core.links import decode, encode
 from kvq_core.presets import presets
 from kvq_core.spec import parse_spec
+from kvq_core.spec.links import decode, encode
 from tests.support.ui_record_factory import make_run
 from ui.export.report import report
 from ui.form.values import FIELDS, from_comparison, to_comparison

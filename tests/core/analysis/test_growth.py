@@ -8,8 +8,8 @@ import torch
 from kvq_core.analysis.context_growth import Growth
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import LayerGroup
+from kvq_core.engine.stored_bytes import measure, whole_note
 from kvq_core.methods import ModelShape
-from kvq_core.metrics.stored_bytes import measure, whole_note
 from kvq_core.models.rope import Rope
 from kvq_core.shape import LayerKind
 from kvq_core.spec import Lane

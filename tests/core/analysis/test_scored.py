@@ -12,7 +12,7 @@ from kvq_core.analysis.confidence import EDGES, by_confidence
 from kvq_core.analysis.floors import above_floor, larger
 from kvq_core.analysis.scored import TAIL_FROM, pooled, tail
 from kvq_core.cli.tables import describe_record
-from kvq_core.store.store import read_run
+from kvq_core.record.store import read_run
 from tests.support.ui_record_factory import make_run
 from ui.figures import confidence, confidence_rows
 from ui.html.tables import scorecard

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from benchmarks.architectures import tiny_of
 from kvq_core.engine.rows import Rows
-from kvq_core.events import Finished
 from kvq_core.models import LoadedModel
 from kvq_core.models.scoring import Scoring
 from kvq_core.pipeline.batch import Batch
 from kvq_core.pipeline.compare import compare_on
+from kvq_core.record.events import Finished
 from kvq_core.spec import ComparisonSpec, Lane
 from tests.support.tiny_models import tiny
 

@@ -8,12 +8,12 @@ import torch
 from kvq_core.capture.plan import MOST_BYTES, fit_plan, plan_of
 from kvq_core.capture.scores import MAP_BYTES, Extent
 from kvq_core.errors import SpecError
-from kvq_core.events import Finished, Prefill
 from kvq_core.methods import make
 from kvq_core.methods.base import ModelShape
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.estimate import estimate
 from kvq_core.pipeline.examples import packaged_store
+from kvq_core.record.events import Finished, Prefill
 from kvq_core.record.files import MAX_ARRAY_BYTES
 from kvq_core.spec import Capture, ComparisonSpec, Lane, parse_spec
 from tests.support.tiny_models import tiny

@@ -9,9 +9,9 @@ from kvq_core.capture.cache_errors import ReferenceCache, cache_errors
 from kvq_core.capture.scores import Extent
 from kvq_core.capture.spectra import query_directions
 from kvq_core.engine.tap import StepScores
-from kvq_core.events import Finished
 from kvq_core.models.scoring import Scoring
 from kvq_core.pipeline.compare import compare_on
+from kvq_core.record.events import Finished
 from kvq_core.spec import ComparisonSpec, Lane
 from tests.support.engine_runs import run_engine
 from tests.support.tiny_models import prompt_ids, tiny

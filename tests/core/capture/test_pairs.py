@@ -8,12 +8,12 @@ from torch import Tensor
 from benchmarks.architectures import ids_of, tiny_of
 from kvq_core.capture.pairs import key_pairs
 from kvq_core.engine.prefill import SharedPrefill
-from kvq_core.events import Finished
 from kvq_core.models import LoadedModel
 from kvq_core.models.pairs import pairs_of
 from kvq_core.models.rope import Rope
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.record.arrays import ARRAYS
+from kvq_core.record.events import Finished
 from kvq_core.spec import ComparisonSpec, Lane
 from tests.support.reading_models import Letters
 from tests.support.tiny_models import prompt_ids, tiny

@@ -10,9 +10,9 @@ import pytest
 
 from kvq_core.claims.board import stored_board
 from kvq_core.errors import StoreError
-from kvq_core.events import Finished
 from kvq_core.methods import methods
 from kvq_core.presets import presets
+from kvq_core.record.events import Finished
 from kvq_core.spec import DEFAULT_MODEL
 from tests.support.command_line import SPEC, cli, refused
 
@@ -142,7 +142,7 @@ def test_what_was_computed_is_printed_where_out_cannot_be_written(
         raise StoreError(f"Cannot write to {folder}: No space left on device.")
 
     monkeypatch.setattr("kvq_core.cli.main._run", lambda spec: Finished(record, arrays, unkept=unkept))
-    monkeypatch.setattr("kvq_core.store.store.write_run", fails)
+    monkeypatch.setattr("kvq_core.record.store.write_run", fails)
     result = here("compare", "--spec", spec_file(SPEC), "--out", tmp_path / "out", "--json")
     assert result.returncode == 2 and json.loads(result.stdout)["id"] == record.id
     assert len(result.stderr.splitlines()) == 1 and "Cannot write to" in result.stderr

@@ -8,8 +8,8 @@ import pytest
 from kvq_core.cli import main as cli_main
 from kvq_core.cli.main import main
 from kvq_core.cli.tables import describe_record
-from kvq_core.events import Finished
 from kvq_core.packed import contract
+from kvq_core.record.events import Finished
 from kvq_core.settings import settings
 from tests.support.own_methods import PAGE, example, forget_afterwards, written
 

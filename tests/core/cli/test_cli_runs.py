@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from kvq_core.cli.tables import describe_record
-from kvq_core.store.store import open_store, read_run, record_json
+from kvq_core.record.store import open_store, read_run, record_json
 from tests.support.command_line import SPEC, cli, refused
 
 

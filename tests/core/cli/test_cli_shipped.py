@@ -7,8 +7,8 @@ import pytest
 from kvq_core.cli import added
 from kvq_core.errors import StoreError
 from kvq_core.pipeline.added import parent_of
-from kvq_core.store.shipped import find_run, packaged_store
-from kvq_core.store.store import open_store
+from kvq_core.record.shipped import find_run, packaged_store
+from kvq_core.record.store import open_store
 from tests.support.command_line import refused
 
 RUN = packaged_store().list()[0].id

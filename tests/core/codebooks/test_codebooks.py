@@ -40,7 +40,7 @@ def test_a_trained_model_runs_a_lane(home, model):
 
     from kvq_core.engine.cache import LaneCache
     from kvq_core.engine.prefill import SharedPrefill
-    from kvq_core.metrics.stored_bytes import measure
+    from kvq_core.engine.stored_bytes import measure
     from kvq_core.pipeline.assemble import run_id
     from kvq_core.spec import ComparisonSpec, Lane
 

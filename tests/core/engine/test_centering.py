@@ -12,10 +12,10 @@ from kvq_core.analysis.context_growth import Growth
 from kvq_core.codecs.groups import GroupCodec
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import LayerGroup, SharedPrefill
+from kvq_core.engine.stored_bytes import measure
 from kvq_core.engine.stress import apply_stress
 from kvq_core.errors import SpecError
 from kvq_core.methods import ModelShape
-from kvq_core.metrics.stored_bytes import measure
 from kvq_core.models.rope import Rope
 from kvq_core.models.shape import shape_of
 from kvq_core.spec import ComparisonSpec, Lane, Stress

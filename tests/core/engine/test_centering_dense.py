@@ -13,8 +13,8 @@ from kvq_core.codecs.blocks import Block
 from kvq_core.codecs.codec import Codec
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import LayerGroup, SharedPrefill
+from kvq_core.engine.stored_bytes import measure
 from kvq_core.methods import Prompt
-from kvq_core.metrics.stored_bytes import measure
 from kvq_core.models.rope import Rope
 from kvq_core.spec import Lane
 from tests.support.tiny_models import prompt_ids, tiny

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvq_core.divergence import kl_divergence
 from kvq_core.engine.cache import LaneCache
+from kvq_core.engine.divergence import kl_divergence
 from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel

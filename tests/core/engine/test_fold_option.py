@@ -15,9 +15,9 @@ from kvq_core.codecs.stream import Stream
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import LayerGroup, SharedPrefill
 from kvq_core.engine.rotation import fold_prompt, rounded_turned
+from kvq_core.engine.stored_bytes import measure
 from kvq_core.errors import SpecError
 from kvq_core.methods import ModelShape, Prompt, Window
-from kvq_core.metrics.stored_bytes import measure
 from kvq_core.models.pairs import pairs_of
 from kvq_core.models.rope import Rope
 from kvq_core.spec import ComparisonSpec, Lane, Transforms, parse_lane

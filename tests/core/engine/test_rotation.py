@@ -11,10 +11,10 @@ from kvq_core.codecs.groups import GroupCodec
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import SharedPrefill
+from kvq_core.engine.stored_bytes import measure
 from kvq_core.errors import SpecError
 from kvq_core.methods import Fitted, Prompt
 from kvq_core.methods.per_token import PerToken
-from kvq_core.metrics.stored_bytes import measure
 from kvq_core.spec import ComparisonSpec, Lane, Rule
 from tests.core.engine.test_centering_dense import PROMPT, TOKENS, whole
 from tests.core.engine.test_device_groups import spread

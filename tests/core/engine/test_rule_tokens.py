@@ -13,9 +13,9 @@ from kvq_core.codecs.tiers import TierPlan, Tiers, TierStoring
 from kvq_core.codecs.window import Window
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import LayerGroup, SharedPrefill
+from kvq_core.engine.stored_bytes import measure
 from kvq_core.errors import SpecError
 from kvq_core.methods import ModelRef
-from kvq_core.metrics.stored_bytes import measure
 from kvq_core.spec import Lane
 from tests.core.codecs.test_tiers import Simulation
 from tests.core.engine.test_centering_dense import PROMPT, TOKENS, first, whole

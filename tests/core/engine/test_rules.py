@@ -13,9 +13,9 @@ from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.decode import Decode
 from kvq_core.engine.fit import MethodFit
 from kvq_core.engine.prefill import LayerGroup, SharedPrefill
+from kvq_core.engine.stored_bytes import measure
 from kvq_core.errors import SpecError
 from kvq_core.methods import methods
-from kvq_core.metrics.stored_bytes import measure
 from kvq_core.models import LoadedModel
 from kvq_core.spec import ComparisonSpec, Lane, Rule
 from tests.support.engine_runs import run_engine

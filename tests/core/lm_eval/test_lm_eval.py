@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.papers import papers
 from kvq_core.errors import KvqError
-from kvq_core.events import Finished
 from kvq_core.lm_eval.scoring import LaneScoring
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.compare import compare_on
+from kvq_core.record.events import Finished
 from kvq_core.spec import ComparisonSpec, Lane, parse_lane
 from tests.support.tiny_models import VOCABULARY, tiny
 

@@ -12,10 +12,10 @@ import torch
 
 import kvq_core
 from kvq_core.engine.rows import Rows
-from kvq_core.events import Encoding
 from kvq_core.machine import threads
 from kvq_core.models.loader import check_room
 from kvq_core.pipeline.compare import compare
+from kvq_core.record.events import Encoding
 from kvq_core.spec import Lane, parse_spec
 from tests.support.engine_runs import run_engine
 from tests.support.tiny_models import prompt_ids, tiny

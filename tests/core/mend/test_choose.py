@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvq_core.divergence import kl_divergence
+from kvq_core.engine.divergence import kl_divergence
 from kvq_core.errors import SpecError
 from kvq_core.mend.choose import Choosing, Chosen
 from kvq_core.mend.edit import Edit

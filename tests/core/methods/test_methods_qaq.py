@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from kvq_kernels import midpoint_codes, midpoint_values
 
 import kvq_core
+from kvq_core.engine.stored_bytes import host_note, measure
 from kvq_core.errors import SpecError
 from kvq_core.methods import ModelShape, Prompt, make
 from kvq_core.methods.qaq.pools import RaggedCodec
 from kvq_core.methods.qaq.tolerance import attention_rows
 from kvq_core.methods.qaq.units import RaggedBlock
-from kvq_core.metrics.stored_bytes import host_note, measure
 from kvq_core.spec import Lane
 from tests.support.engine_runs import run_engine
 from tests.support.qaq_by_hand import (

@@ -11,13 +11,13 @@ from benchmarks.architectures import CONFIGS, RESULTS, SAMPLE, eager, ids_of, ti
 from kvq_core.engine.ahead import Ahead
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import SharedPrefill
+from kvq_core.engine.stored_bytes import measure
 from kvq_core.errors import ModelError
-from kvq_core.events import Finished
-from kvq_core.metrics.stored_bytes import measure
 from kvq_core.models import LoadedModel
 from kvq_core.models.scoring import Scoring, causal_attention
 from kvq_core.packed.cache import lane_layers
 from kvq_core.pipeline.compare import compare_on
+from kvq_core.record.events import Finished
 from kvq_core.sizing.count import plan_on
 from kvq_core.sizing.layers import shape_of
 from kvq_core.spec import ComparisonSpec, Lane

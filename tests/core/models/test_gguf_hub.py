@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from kvq_core.errors import ModelError
-from kvq_core.events import Loading
 from kvq_core.models import conversion_progress, load, outline, prepare, second
 from kvq_core.models.gguf.folder import last
+from kvq_core.record.events import Loading
 from tests.support.gguf_files import source, write
 from tests.support.hub_server import COMMIT, Hub, serving, use
 from ui.html.status import event_line

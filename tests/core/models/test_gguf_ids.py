@@ -9,8 +9,6 @@ import huggingface_hub
 import pytest
 
 from kvq_core.errors import ModelError
-from kvq_core.events import Finished, Loading
-from kvq_core.links import decode, encode
 from kvq_core.models import LoadedModel, conversion_progress, load, prepare
 from kvq_core.models.gguf import conversion, hub
 from kvq_core.models.gguf import folder as kept
@@ -18,10 +16,12 @@ from kvq_core.models.identity import SOURCE
 from kvq_core.models.source import known_as
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.estimate import loading_progress
+from kvq_core.record.events import Finished, Loading
 from kvq_core.record.fields import Record
 from kvq_core.record.files import record_json
+from kvq_core.record.store import open_store
 from kvq_core.spec import DEFAULT_MODEL, parse_lane, parse_spec
-from kvq_core.store.store import open_store
+from kvq_core.spec.links import decode, encode
 from kvq_core.training.offer import offer
 from tests.core.models.test_model_identity import WORDS, written
 from tests.support.gguf_files import source, write

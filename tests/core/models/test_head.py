@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Cohere2Config, CohereConfig, Gemma2Config, GraniteConfig
 
-from kvq_core.metrics.fidelity import Fidelity
+from kvq_core.engine.fidelity import Fidelity
 from kvq_core.models.head import POSITIONS, logits_of
 from kvq_core.models.scoring import causal_attention
 from kvq_core.spec import Lane

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from benchmarks.architectures import ids_of, tiny_of
 from kvq_core.engine.prefill import SharedPrefill
+from kvq_core.engine.stored_bytes import measure
 from kvq_core.engine.stress import apply_stress
 from kvq_core.errors import ModelError
 from kvq_core.methods import Prompt, make
-from kvq_core.metrics.stored_bytes import measure
 from kvq_core.models import LoadedModel
 from kvq_core.models.gradients import gradients
 from kvq_core.models.scoring import Scoring, causal_attention

@@ -16,14 +16,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 from kvq_core.codebooks.files import SHIPPED, codebooks
 from kvq_core.errors import ModelError
-from kvq_core.events import Finished
 from kvq_core.models import bundled, load, wrap
 from kvq_core.models.gguf.published import SHA256
 from kvq_core.models.identity import weights_of, whole_of
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.examples import example_ids, packaged_store
+from kvq_core.record.events import Finished
+from kvq_core.record.store import open_store
 from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec, Lane
-from kvq_core.store.store import open_store
 
 WORDS = [f"w{i}" for i in range(96)]
 TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"

@@ -7,15 +7,15 @@ from kvq_core.analysis.causes import variants
 from kvq_core.engine import prompt_memory
 from kvq_core.engine.prompt_memory import READINGS, ReadPrompts
 from kvq_core.errors import MethodError, SpecError
-from kvq_core.events import Finished, Prefill
 from kvq_core.machine import memory
 from kvq_core.methods.per_token import PerToken
 from kvq_core.pipeline.added import adding_on, captures_of, index_of, spec_of
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.why import _variants, spec_of_why, why_of
+from kvq_core.record.events import Finished, Prefill
+from kvq_core.record.store import open_store
 from kvq_core.record.subset import part_of
 from kvq_core.spec import MAX_LANES, Lane, parse_spec
-from kvq_core.store.store import open_store
 from tests.core.pipeline.test_batches import KINDS, PROMPT, same
 from tests.support.tiny_models import tiny
 from ui.service.records import RecordCache

@@ -9,16 +9,16 @@ import torch
 from kvq_core.codecs.stream import Stream
 from kvq_core.engine.script import Script
 from kvq_core.errors import MethodError, SpecError
-from kvq_core.events import Encoding, Finished, Step
 from kvq_core.pipeline import footprint
 from kvq_core.pipeline.batch import Batch
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.estimate import estimate
 from kvq_core.pipeline.lanes import lanes_of
 from kvq_core.pipeline.state import Run
+from kvq_core.record.events import Encoding, Finished, Step
 from kvq_core.record.files import MAX_ARRAY_BYTES
+from kvq_core.record.store import open_store
 from kvq_core.spec import MAX_LANES, parse_spec
-from kvq_core.store.store import open_store
 from tests.support.tiny_models import tiny
 
 PROMPT = "The harbour keeps its tide tables by hand and the brass gauge has a paper drum. " * 4

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvq_core.events import Filling, Finished
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.estimate import estimate
+from kvq_core.record.events import Filling, Finished
 from kvq_core.spec import ComparisonSpec, parse_spec
 from tests.support.tiny_models import tiny
 

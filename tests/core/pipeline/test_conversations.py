@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from kvq_core.errors import SpecError
-from kvq_core.events import Finished
 from kvq_core.models import LoadedModel, load
 from kvq_core.models.chat_turns import turns
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.prompt import script
+from kvq_core.record.events import Finished
 from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec, Message, parse_spec
 from tests.support.tiny_models import generate, tiny
 

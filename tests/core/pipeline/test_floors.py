@@ -13,16 +13,16 @@ from kvq_core.analysis.floors import above_floor, floors, larger
 from kvq_core.analysis.verdict import verdict
 from kvq_core.cli.tables import describe_record
 from kvq_core.engine.decode import Decode
+from kvq_core.engine.fidelity import Fidelity
 from kvq_core.engine.kernel_floor import KernelFloor
 from kvq_core.engine.prefill import Precision, SharedPrefill
-from kvq_core.events import Finished
-from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.models import LoadedModel
 from kvq_core.models.lockstep import attending
 from kvq_core.models.rounding import SIZE, KernelNoise, round_row
 from kvq_core.models.scoring import causal_attention
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.estimate import estimate
+from kvq_core.record.events import Finished
 from kvq_core.spec import ComparisonSpec, Lane, parse_spec
 from tests.support.tiny_models import CONFIGS, SCALED, prompt_ids, tiny
 from tests.support.ui_record_factory import make_run

@@ -8,13 +8,13 @@ from kvq_core.capture.layer_maps import layer_maps
 from kvq_core.engine import prompt_memory
 from kvq_core.engine.prompt_memory import READINGS
 from kvq_core.errors import SpecError
-from kvq_core.events import Finished, Prefill, Replaying
 from kvq_core.pipeline.added import adding_on, spec_of
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.layer_look import held_maps, look_at, look_held, looking_on, spec_of_look
+from kvq_core.record.events import Finished, Prefill, Replaying
+from kvq_core.record.store import open_store
 from kvq_core.record.subset import part_of
 from kvq_core.spec import Lane, parse_spec
-from kvq_core.store.store import open_store
 from tests.core.pipeline.test_batches import KINDS, PROMPT
 from tests.support.every_lane import EVERY
 from tests.support.tiny_models import tiny

@@ -6,9 +6,9 @@ import torch
 
 from kvq_core.engine import replaying
 from kvq_core.engine.prompt_memory import READINGS
-from kvq_core.events import Replaying
 from kvq_core.methods.qaq.pools import RaggedCodec
 from kvq_core.pipeline.layer_look import looking_on
+from kvq_core.record.events import Replaying
 from tests.core.pipeline.test_layer_look import run
 from tests.support.tiny_models import tiny
 

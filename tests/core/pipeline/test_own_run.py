@@ -10,12 +10,12 @@ from kvq_core.analysis.explain import explain
 from kvq_core.analysis.two_runs import versus
 from kvq_core.cli.tables import describe_record
 from kvq_core.errors import SpecError
-from kvq_core.events import Finished
 from kvq_core.methods import load_method_file, methods
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.compare import compare
+from kvq_core.record.events import Finished
+from kvq_core.record.store import open_store
 from kvq_core.spec import parse_spec
-from kvq_core.store.store import open_store
 from tests.support.own_methods import example, forget_afterwards, written
 from tests.support.tiny_models import tiny
 from ui.export.reproduce import command

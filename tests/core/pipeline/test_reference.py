@@ -8,14 +8,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kvq_core import links
 from kvq_core.errors import SpecError
-from kvq_core.events import Finished
 from kvq_core.models import in_memory, load
 from kvq_core.pipeline.added import add_lane
 from kvq_core.pipeline.compare import against, compare
-from kvq_core.spec import ComparisonSpec, Lane, parse_spec
-from kvq_core.store.store import Store, open_store
+from kvq_core.record.events import Finished
+from kvq_core.record.store import Store, open_store
+from kvq_core.spec import ComparisonSpec, Lane, links, parse_spec
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.study import study
 from tests.support.study_models import LANES, prompt, study_data, write_model

@@ -7,10 +7,10 @@ from kvq_core.analysis.explain import explain
 from kvq_core.analysis.plans import plan_of, shape_of
 from kvq_core.analysis.two_runs import versus
 from kvq_core.cli.tables import describe_record
-from kvq_core.events import Finished
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.estimate import estimate
+from kvq_core.record.events import Finished
 from kvq_core.record.fields import Record
 from kvq_core.spec import ComparisonSpec, parse_spec
 from tests.support.growth_bits import effective_bits

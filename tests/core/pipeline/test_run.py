@@ -8,14 +8,14 @@ import torch
 
 import kvq_core
 from kvq_core.errors import SpecError
-from kvq_core.events import Encoding, Finished, Prefill, Step
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.estimate import estimate
 from kvq_core.pipeline.prompt import render
 from kvq_core.record.arrays import ARRAYS, OF_BIASES, OF_CHUNKED_PROMPTS, OF_LOOKS, OF_SOME_METHODS
+from kvq_core.record.events import Encoding, Finished, Prefill, Step
 from kvq_core.record.fields import Record
+from kvq_core.record.store import open_store
 from kvq_core.spec import parse_spec
-from kvq_core.store.store import open_store
 from tests.support.tiny_models import generate, tiny
 
 FACTS = "The harbour keeps its tide tables by hand and the brass gauge has a paper drum. "

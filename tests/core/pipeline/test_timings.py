@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvq_core.events import Encoding, LaneProgress, Loading, Prefill, Step, Summarizing
 from kvq_core.machine import files
 from kvq_core.pipeline.timings import RemainingTime, Stages, TimedWork, memory_file, predict
+from kvq_core.record.events import Encoding, LaneProgress, Loading, Prefill, Step, Summarizing
 
 PLAN = Stages(4.0, 6.0, 20.0, 2.0)
 LANE = LaneProgress("a", [], [], [], None)

@@ -10,7 +10,7 @@ from kvq_core.errors import StoreError
 from kvq_core.record.fields import SCHEMA_VERSION, Record
 from kvq_core.record.files import Manifest
 from kvq_core.record.migrate import MANIFEST_STEPS, RECORD_STEPS, upgrade
-from kvq_core.store.store import read_run
+from kvq_core.record.store import read_run
 
 DATA = Path(__file__).parents[2] / "data"
 OLD = sorted(DATA.glob("schema-*"))

@@ -11,17 +11,17 @@ from kvq_core.analysis.plans import lane_of, shape_of
 from kvq_core.codebooks.files import codebooks
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.prefill import LayerGroup
+from kvq_core.engine.stored_bytes import measure
 from kvq_core.errors import MethodError, SpecError
 from kvq_core.methods import ModelRef, make, methods
-from kvq_core.metrics.stored_bytes import measure
 from kvq_core.models.rope import Rope
 from kvq_core.presets import bundle_lanes
+from kvq_core.record.shipped import RUNS, find_run
 from kvq_core.shape import LayerKind, ModelShape
 from kvq_core.sizing.count import CacheBytes, NotKnown, cache_bytes
 from kvq_core.sizing.formats import formats
 from kvq_core.sizing.stored import encoded_bits
 from kvq_core.spec import Lane
-from kvq_core.store.shipped import RUNS, find_run
 
 SHAPE = ModelShape(2, 4, 2, 64, 4096)
 LENGTHS = ((1, 1), (31, 31), (32, 33), (128, 160), (200, 200), (300, 344), (555, 555))  # of the prompt, of the end

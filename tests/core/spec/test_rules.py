@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvq_core.errors import SpecError
-from kvq_core.links import decode, encode
 from kvq_core.methods import ModelShape, methods
 from kvq_core.presets import read_spec
 from kvq_core.spec import TENSORS, Lane, Rule, parse_lane, parse_spec
+from kvq_core.spec.links import decode, encode
 
 SHAPE = ModelShape(6, 4, 2, 32, 1024)
 KEYS = {"method": "per_token", "knobs": {"bits": 8}, "tensors": "keys"}

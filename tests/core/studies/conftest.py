@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from tests.support.study_models import write_model
 
 

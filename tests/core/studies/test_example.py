@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from kvq_core.studies.cells import plan
 from kvq_core.studies.estimate import estimate
 from kvq_core.studies.example import adopt, example_spec, packaged_ids, packaged_studies

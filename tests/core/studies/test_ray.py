@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvq_core.errors import KvqError
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from kvq_core.studies.cells import plan
 from kvq_core.studies.ray_core import RayActors
 from kvq_core.studies.spec import parse_study

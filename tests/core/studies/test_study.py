@@ -15,8 +15,8 @@ from kvq_core.cli.study_text import describe
 from kvq_core.errors import SpecError, StoreError
 from kvq_core.models import load
 from kvq_core.pipeline.compare import compare
+from kvq_core.record.beside import present_in, read_beside, write_beside
 from kvq_core.spec import canonical_json, parse_spec
-from kvq_core.store.beside import present_in, read_beside, write_beside
 from kvq_core.studies.cells import plan
 from kvq_core.studies.estimate import estimate
 from kvq_core.studies.executors import compute
@@ -189,7 +189,7 @@ def test_prompts_asked_twice_are_one_run_and_two_samples(model, store):
 
 @pytest.mark.slow
 def test_a_store_that_takes_nothing_more_stops_the_study_and_loses_nothing(model, store, monkeypatch):
-    from kvq_core.store.layouts import Folders
+    from kvq_core.record.layouts import Folders
 
     put, left = Folders.put, [2]
 

@@ -14,7 +14,7 @@ import pytest
 
 from kvq_core.cli.main import main
 from kvq_core.pipeline.compare import compare
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from kvq_core.studies.cells import plan
 from kvq_core.studies.executors import CellWork, InProcess, Outcome, Processes, compute
 from kvq_core.studies.rows import rows_of

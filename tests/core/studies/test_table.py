@@ -11,9 +11,9 @@ from kvq_core.errors import ModelError, StoreError
 from kvq_core.methods import methods
 from kvq_core.models import outline
 from kvq_core.models.gguf.published import SECOND_MODEL
+from kvq_core.record.store import open_store
 from kvq_core.sizing.count import CacheAt, bits_of
 from kvq_core.spec import DEFAULT_MODEL, MAX_LANES
-from kvq_core.store.store import open_store
 from kvq_core.studies import table
 from kvq_core.studies.cells import plan
 from kvq_core.studies.spec import parse_study, read_study

@@ -11,8 +11,8 @@ import pytest
 from kvq_core.advice.ask import Tolerance
 from kvq_core.advice.evidence import evidence
 from kvq_core.analysis.verdict import MIN_SCORED, P99_FROM, TIERS, Figures, most_flips, rule, tier, verdict
-from kvq_core.events import Finished
-from kvq_core.store.store import open_store
+from kvq_core.record.events import Finished
+from kvq_core.record.store import open_store
 from kvq_core.studies import rows as rows_module
 from kvq_core.studies.rows import frame, keep_rows, knows_text, read_rows, rows_of
 from kvq_core.studies.summary import lane_lines

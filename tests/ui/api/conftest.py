@@ -9,7 +9,7 @@ from gradio_client import Client
 
 import app
 from kvq_core.pipeline.estimate import estimate
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from tests.support.api_server import SMALL, Engine
 from ui.server.health import Health
 from ui.service.services import Services

@@ -16,12 +16,12 @@ from kvq_core.advice.grounds import Grounds, LaneFit
 from kvq_core.decision import scores, sensitivity
 from kvq_core.decision.scores import Score
 from kvq_core.errors import KvqError, StoreError
-from kvq_core.links import decode
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.estimate import estimate
 from kvq_core.presets import bundle_lanes
 from kvq_core.presets.bundles import BUNDLES
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
+from kvq_core.spec.links import decode
 from tests.core.advice.test_advice import asked, noisy, option, rows
 from tests.core.advice.test_decision import scored
 from tests.support.gated_runs import until

@@ -20,7 +20,7 @@ from kvq_core.cli.embed import SELECTED as IN_DEPTH
 from kvq_core.cli.main import main as cli
 from kvq_core.errors import SpecError
 from kvq_core.pipeline.examples import example_ids, packaged_store
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from scripts.project_site import PAGES, SITE, site
 from tests.support.ui_record_factory import make_run
 from ui.export.__main__ import main

@@ -11,8 +11,8 @@ import pytest
 
 from kvq_core.analysis.looks import most_steps_at
 from kvq_core.errors import SpecError
+from kvq_core.record.store import open_store
 from kvq_core.record.subset import TOGETHER, best
-from kvq_core.store.store import open_store
 from tests.support.ui_record_factory import make_run
 from ui.export.__main__ import main
 from ui.export.embed import MOST_BYTES, embed

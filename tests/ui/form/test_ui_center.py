@@ -5,9 +5,9 @@ from typing import get_args
 
 import pytest
 
-from kvq_core.links import decode, encode
 from kvq_core.presets import presets
 from kvq_core.spec import Centering, parse_spec
+from kvq_core.spec.links import decode, encode
 from tests.support.ui_record_factory import make_run
 from ui.form.draft import draft_json, read_draft
 from ui.form.editor import apply_edits, complaint, editor

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from kvq_core.links import decode, encode
 from kvq_core.methods import selections
 from kvq_core.presets import presets
 from kvq_core.spec import Lane, parse_spec
+from kvq_core.spec.links import decode, encode
 from tests.support.ui_record_factory import make_run
 from ui.form.draft import draft_json, read_draft
 from ui.form.editor import apply_edits, complaint, editor

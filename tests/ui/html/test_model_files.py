@@ -1,7 +1,7 @@
 """What the page, the report and the command line say of a model that comes from a GGUF file."""
 
 from kvq_core.cli.tables import describe_record
-from kvq_core.events import Loading
+from kvq_core.record.events import Loading
 from ui.export.report import report
 from ui.html.cards import reference_head
 from ui.html.status import event_line

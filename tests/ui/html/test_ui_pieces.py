@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from kvq_core.events import LaneProgress, Step
 from kvq_core.models.text import Pieces, alone
+from kvq_core.record.events import LaneProgress, Step
 from kvq_core.spec import parse_spec
 from tests.support.ui_record_factory import make_run
 from ui.html.cards import lane_body, reference_body

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from kvq_core.errors import StoreError
-from kvq_core.events import LaneProgress, Step
 from kvq_core.pipeline.estimate import Estimate, LaneEstimate
 from kvq_core.pipeline.examples import example_ids, packaged_store
+from kvq_core.record.events import LaneProgress, Step
 from kvq_core.spec import parse_spec
 from tests.support.ui_record_factory import make_run
 from ui.html.cards import failed_card, lane_body, lane_head, reference_body, waiting_head
@@ -163,7 +163,7 @@ def test_formats_that_would_quantize_nothing_are_one_warning_with_a_way_out():
 def test_a_link_that_opens_nothing_is_a_card(id, tmp_path):
     from types import SimpleNamespace
 
-    from kvq_core.store.store import open_store
+    from kvq_core.record.store import open_store
     from ui.form.filling import open_page
     from ui.service.services import Services
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvq_core.store.sharing import key_of
-from kvq_core.store.store import open_store
+from kvq_core.record.sharing import key_of
+from kvq_core.record.store import open_store
 from tests.support.ui_record_factory import make_run
 from ui.panels.history import KEPT, LISTED, change_history, entries_of, history_html, list_history, remember, search
 from ui.service.access import added_here, key_in

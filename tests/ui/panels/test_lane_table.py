@@ -5,10 +5,10 @@ from functools import cache
 
 import pytest
 
-from kvq_core.events import LaneProgress, Step
+from kvq_core.record.events import LaneProgress, Step
+from kvq_core.record.store import open_store
 from kvq_core.record.subset import best
 from kvq_core.spec import MAX_LANES, parse_spec
-from kvq_core.store.store import open_store
 from tests.support.ui_record_factory import make_run
 from ui.export.card import card, card_text
 from ui.export.report import report

@@ -9,11 +9,11 @@ import pytest
 from starlette.requests import Request
 
 from kvq_core.errors import KvqError, StoreError
-from kvq_core.links import decode, encode
+from kvq_core.record.sharing import key_of
+from kvq_core.record.store import open_store
 from kvq_core.settings import settings
 from kvq_core.spec import parse_spec
-from kvq_core.store.sharing import key_of
-from kvq_core.store.store import open_store
+from kvq_core.spec.links import decode, encode
 from tests.support.pages import EVIL, Seen, harmless
 from ui.form.filling import open_page
 from ui.layout import build_ui

@@ -11,8 +11,8 @@ import pytest
 
 from kvq_core.analysis.two_runs import versus
 from kvq_core.pipeline.compare import run
+from kvq_core.record.store import open_store
 from kvq_core.spec import parse_spec
-from kvq_core.store.store import open_store
 from tests.support.pages import EVIL, harmless
 from tests.support.ui_record_factory import make_run
 from ui.export.card import card, card_text

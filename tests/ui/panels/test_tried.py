@@ -10,7 +10,7 @@ from starlette.requests import Request
 from kvq_core.analysis.acts import Effect
 from kvq_core.cli.main import main as cli
 from kvq_core.errors import SpecError
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from tests.support.ui_record_factory import make_run
 from ui.html.acts import before_after, tried_html
 from ui.panels.tried import came, drawn_anew, undone

@@ -5,7 +5,7 @@ import pytest
 from kvq_core.errors import SpecError
 from kvq_core.pipeline.examples import MOST_BYTES, RUNS, Example, example_ids, examples, packaged_store
 from kvq_core.record.fields import RESULTS_VERSION
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from tests.support.ui_record_factory import make_run
 from ui.panels.learn import CLOSED, at_step, place, show_step, step_number
 from ui.panels.tour import TourStep, shipped_ids, tour

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from kvq_core.errors import ModelError
-from kvq_core.events import Loading
 from kvq_core.packed import MeasureRequest, measure
 from kvq_core.packed.gpus import CHANGED, DecodeSpeed, MeasuredGpu, measured_gpus
 from kvq_core.packed.lanes import Begins, SkippedLane, measure_spec
 from kvq_core.packed.slow import chips, slow_methods
+from kvq_core.record.events import Loading
+from kvq_core.record.store import open_store
 from kvq_core.spec import ComparisonSpec, Lane
-from kvq_core.store.store import open_store
 from tests.support.tiny_models import prompt_ids, tiny
 from ui.html.escape import safe
 from ui.panels import measure as panel

@@ -10,8 +10,8 @@ import pytest
 
 from kvq_core.errors import ModelError
 from kvq_core.mend.mend import MendRequest
+from kvq_core.record.store import open_store
 from kvq_core.settings import settings
-from kvq_core.store.store import open_store
 from ui.panels import mend as panel
 from ui.service.services import Services
 

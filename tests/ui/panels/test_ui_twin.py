@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from kvq_core.links import decode
 from kvq_core.presets import presets
 from kvq_core.record.fields import StressRecord
+from kvq_core.record.store import open_store
 from kvq_core.spec import Stress
-from kvq_core.store.store import open_store
+from kvq_core.spec.links import decode
 from tests.support.ui_record_factory import make_run
 from ui.panels.twin import twin, twin_html
 from ui.service.services import Services
@@ -70,7 +70,7 @@ def test_what_differs_in_more_is_no_twin(services, changes):
 
 def test_a_private_run_of_somebody_else_is_no_twin(services, monkeypatch):
     stressed = kept(services, run("a", True), run("b", False))
-    monkeypatch.setattr("kvq_core.store.sharing.reach", lambda store, run_id: "private")
+    monkeypatch.setattr("kvq_core.record.sharing.reach", lambda store, run_id: "private")
     assert twin(stressed, services, []) is None
 
 

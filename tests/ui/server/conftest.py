@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvq_core.events import Loading
-from kvq_core.store.retention import Quota
-from kvq_core.store.store import open_store
+from kvq_core.record.events import Loading
+from kvq_core.record.retention import Quota
+from kvq_core.record.store import open_store
 from tests.support.page_server import Asked
 from tests.support.sample_record import make_sample
 from ui.server.health import Health

@@ -8,8 +8,8 @@ import pytest
 from gradio.state_holder import SessionState
 from starlette.requests import Request
 
-from kvq_core.events import Loading
-from kvq_core.store.store import open_store
+from kvq_core.record.events import Loading
+from kvq_core.record.store import open_store
 from tests.support.ui_record_factory import make_run
 from ui.html.status import unexpected_error
 from ui.layout import build_ui

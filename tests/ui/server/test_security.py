@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 import kvq_core
 from kvq_core.errors import ModelError
-from kvq_core.events import Finished
 from kvq_core.models import load
-from kvq_core.store.store import open_store
+from kvq_core.record.events import Finished
+from kvq_core.record.store import open_store
 from tests.support.tiny_models import tiny
 from tests.support.ui_record_factory import make_run
 from ui.html.escape import cell_safe, safe

@@ -8,9 +8,9 @@ import pytest
 from app import warm_up
 from kvq_core.errors import StoreError
 from kvq_core.models import load, loaded_model
+from kvq_core.record.store import Store
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
-from kvq_core.store.store import Store
 from ui.server.health import FRESH_S, PATIENCE_S, Health
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from kvq_core.record.store import open_store
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
-from kvq_core.store.store import open_store
 from ui.server.guard import CLOSED, PROJECT, blocked_paths
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from app import launch
 from benchmarks.load_visitors import Plan, Visit, Visitor
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from tests.support.sample_record import make_sample
 from ui.server.gradio_sessions import KEEP
 from ui.server.health import Health

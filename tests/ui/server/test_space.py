@@ -14,8 +14,8 @@ from packaging.requirements import Requirement
 from kvq_core.models import available_models, bundled
 from kvq_core.pipeline.examples import example_ids, examples
 from kvq_core.presets import presets
+from kvq_core.record.store import open_store
 from kvq_core.spec import DEFAULT_MODEL
-from kvq_core.store.store import open_store
 from kvq_core.training.offer import possible_here
 from ui.layout import build_ui
 from ui.service.services import Services

@@ -13,8 +13,8 @@ import pytest
 
 from kvq_core.errors import KvqError
 from kvq_core.pipeline.compare import run
+from kvq_core.record.store import open_store
 from kvq_core.spec import DEFAULT_MODEL
-from kvq_core.store.store import open_store
 from tests.support.zero_gpu_session import spec
 from ui.server import zero_gpu
 from ui.service.jobs import Jobs

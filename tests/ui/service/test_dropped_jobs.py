@@ -3,9 +3,9 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from kvq_core.events import Step
+from kvq_core.record.events import Step
+from kvq_core.record.store import open_store
 from kvq_core.spec import parse_spec
-from kvq_core.store.store import open_store
 from tests.browser.stand_in import Engine as Standing
 from tests.browser.stand_in import estimate
 from tests.support.gated_runs import until

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from kvq_core.machine.files import LEFT_S
-from kvq_core.store.beside import write_beside
-from kvq_core.store.sharing import keep_private, key_of
-from kvq_core.store.store import open_store
+from kvq_core.record.beside import write_beside
+from kvq_core.record.sharing import keep_private, key_of
+from kvq_core.record.store import open_store
 from tests.support.sample_record import make_sample
 from ui.service.housekeeping import NEW_S, PREFIX, PROMPTS, own_folder, remove_left
 from ui.service.services import Services

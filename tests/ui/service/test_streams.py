@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from benchmarks.load_visitors import Plan, Visitor
-from kvq_core.events import LaneProgress, Loading, Step
+from kvq_core.record.events import LaneProgress, Loading, Step
+from kvq_core.record.store import open_store
 from kvq_core.spec import parse_spec
-from kvq_core.store.store import open_store
 from tests.browser.stand_in import Engine, estimate
 from ui.layout import build_ui
 from ui.panels.launch import stream

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from kvq_core.errors import LimitError, MethodError
-from kvq_core.events import Finished, Loading, Step
+from kvq_core.record.events import Finished, Loading, Step
 from tests.support.gated_runs import until
 from ui.service import jobs as jobs_module
 from ui.service.jobs import Jobs, follow

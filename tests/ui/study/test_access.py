@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from kvq_core.studies.example import packaged_ids
 from ui.study.access import KEPT, Results, demand_open, mine_html, mine_of, take_over
 from ui.study.parts import welcome_html

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from kvq_core.errors import KvqError
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from kvq_core.studies.estimate import estimate
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.tasks import SUITES

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from kvq_core.errors import KvqError
-from kvq_core.events import Loading, Step
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.estimate import estimate
-from kvq_core.store.store import open_store
+from kvq_core.record.events import Loading, Step
+from kvq_core.record.store import open_store
 from kvq_core.studies.cells import plan
 from kvq_core.studies.rows import parquet
 from kvq_core.studies.spec import parse_study

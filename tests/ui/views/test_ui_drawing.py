@@ -6,7 +6,7 @@ import gradio as gr
 import pytest
 
 from kvq_core.pipeline.examples import packaged_store
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from tests.support.ui_record_factory import make_run
 from ui.html.escape import safe
 from ui.layout import build_ui

@@ -17,7 +17,7 @@ from fsspec import AbstractFileSystem
 from kvq_core.errors import StoreError
 from kvq_core.machine import files as machine
 from kvq_core.record.files import ARRAYS, MANIFEST, RECORD, Manifest, parse_manifest
-from kvq_core.store.folders import hidden_folder
+from kvq_core.record.folders import hidden_folder
 
 OPENED, SHARED = "opened", "shared"  # files beside a manifest: when the run was last looked at; that it is shared
 LEFT = timedelta(seconds=machine.LEFT_S)

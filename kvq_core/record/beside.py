@@ -10,11 +10,11 @@ from typing import Any
 from kvq_core.errors import StoreError
 from kvq_core.record.fields import Record
 from kvq_core.record.files import MANIFEST
+from kvq_core.record.folders import as_store_error
+from kvq_core.record.layouts import Folders
+from kvq_core.record.shipped import find_run
+from kvq_core.record.store import Store
 from kvq_core.record.subset import adds_lanes, with_added
-from kvq_core.store.folders import as_store_error
-from kvq_core.store.layouts import Folders
-from kvq_core.store.shipped import find_run
-from kvq_core.store.store import Store
 
 MANY = 10_000
 _ID = re.compile("[0-9a-f]{16}")

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from kvq_core.cli.main import main
-from kvq_core.store.store import open_store
-from tests.core.store.test_store_limits import forget_looks, run_id, sample
+from kvq_core.record.store import open_store
+from tests.core.record.test_store_limits import forget_looks, run_id, sample
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from fsspec.implementations.local import LocalFileSystem
 from kvq_core.errors import StoreError
 from kvq_core.logs import log_event
 from kvq_core.machine import files
+from kvq_core.record.folders import as_store_error
+from kvq_core.record.store import Store, Summary
 from kvq_core.settings import settings
-from kvq_core.store.folders import as_store_error
-from kvq_core.store.store import Store, Summary
 
 SECRET = "secret"  # its name in the store
 _WHOLE = re.compile(rb"[0-9a-f]{64}")

@@ -21,10 +21,10 @@ from torch import Tensor
 from kvq_core.errors import StoreError, abbreviate, excerpt
 from kvq_core.record.fields import Record
 from kvq_core.record.files import MANIFEST, Manifest, Summary, deserialize, parse_manifest, record_json, serialize
+from kvq_core.record.folders import as_store_error, check_folder, read_run, write_run
+from kvq_core.record.layouts import OPENED, SHARED, Files, Folders, Objects, StoreLayout, modification_time
+from kvq_core.record.retention import Quota, StoredRun, Usage, runs_to_remove
 from kvq_core.settings import settings
-from kvq_core.store.folders import as_store_error, check_folder, read_run, write_run
-from kvq_core.store.layouts import OPENED, SHARED, Files, Folders, Objects, StoreLayout, modification_time
-from kvq_core.store.retention import Quota, StoredRun, Usage, runs_to_remove
 
 __all__ = ["Store", "Summary", "check_folder", "open_store", "read_run", "record_json", "write_run"]
 

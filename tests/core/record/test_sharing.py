@@ -8,8 +8,8 @@ import uuid
 import pytest
 
 from kvq_core.errors import StoreError
-from kvq_core.store.sharing import demand_open, key_of, listed_runs, may_open, reach
-from kvq_core.store.store import open_store
+from kvq_core.record.sharing import demand_open, key_of, listed_runs, may_open, reach
+from kvq_core.record.store import open_store
 from ui.service.access import key_for
 from ui.service.services import Services
 
@@ -84,7 +84,7 @@ def test_saving_the_same_run_again_keeps_it_shared(store, sample_run):
 @pytest.mark.slow
 def test_keys_are_the_same_in_every_process_and_differ_between_stores(tmp_path):
     here, there = str(tmp_path / "a"), str(tmp_path / "b")
-    code = "import sys; from kvq_core.store.sharing import key_of; from kvq_core.store.store import open_store; "
+    code = "import sys; from kvq_core.record.sharing import key_of; from kvq_core.record.store import open_store; "
     code += f"print(key_of(open_store(sys.argv[1]), {IDS[0]!r}))"
     first = subprocess.run([sys.executable, "-c", code, here], capture_output=True, text=True, check=True).stdout
     assert first.strip() == key_of(open_store(here), IDS[0]) != key_of(open_store(there), IDS[0])
@@ -107,7 +107,7 @@ def test_many_processes_that_start_at_once_agree_on_the_secret(tmp_path):
 
 @pytest.mark.parametrize("damage", [b"", b"ab12", b"x" * 64])
 def test_a_damaged_secret_is_replaced_and_closes_what_is_not_shared(store, monkeypatch, public, logged, damage):
-    monkeypatch.setattr("kvq_core.store.sharing._WAIT_S", 0)
+    monkeypatch.setattr("kvq_core.record.sharing._WAIT_S", 0)
     store.share(IDS[1])
     before = key_of(store, IDS[0])
     store.fs.pipe_file(f"{store.root}/secret", damage)

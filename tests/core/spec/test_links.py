@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvq_core.errors import KvqError, SpecError
-from kvq_core.links import MAX_BYTES, MAX_CHARS, decode, encode
 from kvq_core.presets import presets
 from kvq_core.spec import parse_spec
+from kvq_core.spec.links import MAX_BYTES, MAX_CHARS, decode, encode
 
 words = st.text(min_size=1, max_size=300).filter(lambda t: t.strip() and not re.search("[\ud800-\udfff]", t))
 lane = st.one_of(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvq_core.errors import StoreError
-from kvq_core.store.layouts import Folders, Objects
-from kvq_core.store.sharing import key_of
+from kvq_core.record.layouts import Folders, Objects
+from kvq_core.record.sharing import key_of
 from tests.support.campaigns import whole
 from tests.support.kill_points import store_at
 from tests.support.sample_record import make_sample

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvq_core.errors import StoreError
-from kvq_core.store.store import open_store, read_run, write_run
+from kvq_core.record.store import open_store, read_run, write_run
 from tests.support.stored_runs import FILES, one_line, same
 
 

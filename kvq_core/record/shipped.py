@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from kvq_core.record.fields import Record
-from kvq_core.store.store import Store, open_store
+from kvq_core.record.store import Store, open_store
 
 RUNS = Path(__file__).resolve().parents[2] / "presets" / "runs"
 

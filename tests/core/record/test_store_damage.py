@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvq_core.errors import StoreError
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from tests.support.sample_record import make_sample
 from tests.support.stored_runs import FILES, ID, one_line, same
 

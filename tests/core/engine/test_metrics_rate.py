@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.optimize import brentq
 
-from kvq_core.metrics.rate import reference_curve, water_filling
+from kvq_core.engine.rate import reference_curve, water_filling
 
 
 def by_bisection(variances: torch.Tensor, bits: float) -> float:

@@ -14,13 +14,13 @@ import pytest
 import s3fs
 
 from kvq_core.errors import StoreError
-from kvq_core.store.beside import present_in
-from kvq_core.store.retention import Quota
-from kvq_core.store.store import S3_ATTEMPTS, S3_PATIENCE, open_store
+from kvq_core.record.beside import present_in
+from kvq_core.record.retention import Quota
+from kvq_core.record.store import S3_ATTEMPTS, S3_PATIENCE, open_store
 from kvq_core.studies.cells import plan
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.study import run_plan, stored_study
-from tests.core.store.test_store_limits import forget_looks, ids, run_id, sample
+from tests.core.record.test_store_limits import forget_looks, ids, run_id, sample
 from tests.support.sample_record import make_sample
 from tests.support.stored_runs import ID, same
 from tests.support.study_models import study_data, write_model
@@ -116,7 +116,7 @@ def test_a_study_goes_on_there(url, tmp_path):
 
 OTHER = """
 import sys
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from tests.support.sample_record import make_sample
 store = open_store(sys.argv[1])
 run = make_sample(text="one")
@@ -127,7 +127,7 @@ print(store.load(run[0].id)[0].reference.text)
 """
 ENDLESS = """
 import sys
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from tests.support.sample_record import make_sample
 store = open_store(sys.argv[1])
 for n in range(10_000):

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from kvq_core.errors import StoreError
-from kvq_core.store.layouts import LEFT, OPENED
-from kvq_core.store.retention import Quota
-from kvq_core.store.store import OPEN_S, open_store
+from kvq_core.record.layouts import LEFT, OPENED
+from kvq_core.record.retention import Quota
+from kvq_core.record.store import OPEN_S, open_store
 from tests.support.sample_record import make_sample
 
 ROOT = Path(__file__).parents[3]
@@ -225,7 +225,7 @@ def test_readers_beside_a_store_that_prunes_see_whole_runs_or_none(tmp_path, one
 
 OTHER = """
 import sys
-from tests.core.store.test_store_limits import save_all
+from tests.core.record.test_store_limits import save_all
 print("ready", flush=True)
 sys.stdin.readline()
 save_all(sys.argv[1], int(sys.argv[2]), range(1, 28, 2))

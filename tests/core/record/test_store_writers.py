@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvq_core.store.store import open_store, read_run
+from kvq_core.record.store import open_store, read_run
 from tests.support.sample_record import make_sample
 from tests.support.stored_runs import ID, same
 
@@ -48,7 +48,7 @@ def test_many_writers_at_once_leave_one_whole_run(url, sample_run):
 
 WRITER = """
 import sys
-from kvq_core.store.store import write_run
+from kvq_core.record.store import write_run
 from pathlib import Path
 from tests.support.sample_record import make_sample
 import torch
@@ -101,7 +101,7 @@ def test_a_writer_that_is_overtaken_leaves_the_first_run(sample_run, monkeypatch
 
 OTHER = """
 import sys
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from tests.support.sample_record import make_sample
 run = make_sample(text="one")
 print("ready", flush=True)
@@ -139,7 +139,7 @@ def test_another_process_sees_the_run_and_computes_the_same_bytes(tmp_path, samp
     run = sample_run()
     open_store(str(tmp_path)).save(*run)
     read = f"r, a = open_store({str(tmp_path)!r}).load({ID!r}); print(r.id, len(a))"
-    code = f"from kvq_core.store.store import open_store; {read}"
+    code = f"from kvq_core.record.store import open_store; {read}"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == [ID, str(len(run[1]))]
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvq_core.divergence import divergence_and_overlap
+from kvq_core.engine.divergence import divergence_and_overlap
 from kvq_core.record.fields import Interval
 
 TOPK = 5

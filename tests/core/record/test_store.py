@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvq_core.errors import StoreError
-from kvq_core.store.store import open_store
+from kvq_core.record.store import open_store
 from tests.support.sample_record import make_sample
 from tests.support.stored_runs import ID, one_line, same
 

@@ -8,11 +8,11 @@ import torch
 from kvq_core.capture.other_prompts import directions_of
 from kvq_core.codebooks import files as codebook_files
 from kvq_core.errors import ModelError, StoreError
-from kvq_core.events import Finished
 from kvq_core.machine import files
 from kvq_core.models import bundled
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.timings import TimedWork, memory_file, predict, remember
+from kvq_core.record.events import Finished
 from kvq_core.spec import parse_spec
 from kvq_core.training.checkpoints import Checkpoints
 from tests.support.codebook_samples import info

@@ -7,10 +7,10 @@ import pytest
 
 from kvq_core.errors import StoreError
 from kvq_core.machine.files import LEFT_S
-from kvq_core.store.layouts import OPENED
-from kvq_core.store.retention import Quota
-from kvq_core.store.store import OPEN_S, open_store
-from tests.core.store.test_store_limits import forget_looks, ids, one, run_id, sample, url  # noqa: F401
+from kvq_core.record.layouts import OPENED
+from kvq_core.record.retention import Quota
+from kvq_core.record.store import OPEN_S, open_store
+from tests.core.record.test_store_limits import forget_looks, ids, one, run_id, sample, url  # noqa: F401
 
 
 def leave(store, run: str, size: int) -> None:

@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kvq_core.errors import KvqError
+from kvq_core.record.retention import Quota, StoredRun, runs_to_remove
+from kvq_core.record.store import open_store
 from kvq_core.settings import settings
-from kvq_core.store.retention import Quota, StoredRun, runs_to_remove
-from kvq_core.store.store import open_store
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scipy.special import rel_entr
 
 from kvq_core import make, roundtrip
-from kvq_core.divergence import kl_divergence
-from kvq_core.metrics.drafting import tokens_a_step
-from kvq_core.metrics.fidelity import Fidelity, perplexity_block
+from kvq_core.engine.divergence import kl_divergence
+from kvq_core.engine.drafting import tokens_a_step
+from kvq_core.engine.fidelity import Fidelity, perplexity_block
 from kvq_core.record.memory import FULL_PRECISION
 
 
