@@ -35,7 +35,6 @@ from ui.panels.measure import MEASURING, create_measure
 from ui.panels.scorecard import Scorecard, create_scorecard, show_scorecard
 from ui.panels.share import SharePanel, create_share, show_share, wire_share
 from ui.panels.training import TRAINING, Trainer, create_training, wire_training
-from ui.panels.twin import create_twin, wire_twin
 from ui.panels.versus import Beside, create_versus, wire_versus
 from ui.panels.welcome import home, welcome
 from ui.server.gradio_arguments import Blocks
@@ -92,7 +91,6 @@ class Page:
     cards: AnswerCards
     share: SharePanel
     beside: Beside
-    twin: gr.HTML
     score: Scorecard
     learn: Learn
     along: gr.HTML
@@ -154,12 +152,12 @@ def _arrange(services: Services) -> Page:
             # Never seen: an empty figure in it makes the browser load Plotly (4.6 MB) while the form or cards are read.
             plotly = gr.Plot(visible="hidden", show_label=False, container=False, elem_id="plotly")
             with gr.Column(elem_id="results"):
-                twin, learn, along = create_twin(), create_learn(), gr.HTML("", elem_id="along")
+                learn, along = create_learn(), gr.HTML("", elem_id="along")
                 views, score = create_views(selectors), create_scorecard()
             gr.HTML(welcome(), elem_id="welcome")
             create_measure(shown, services)
             create_claims()
-    lower = (status, answer, cards, share, beside, twin, score, learn, along, views, plotly)
+    lower = (status, answer, cards, share, beside, score, learn, along, views, plotly)
     upper = (shown, header, setup, look, lanes, trainer, launch, draft, differs, instruments, act, past)
     return Page(*upper, *lower)
 
@@ -237,7 +235,6 @@ def _wire_shown(page: Page, services: Services) -> None:
 
     wire_share(page.share, page.run, page.past.kept, services)
     wire_versus(page.beside, page.run, page.past.kept, page.views.selection, services)
-    wire_twin(page.twin, page.run, page.past.kept, services)
     for box in (page.share.link, page.beside.results):
         box.change(None, box, None, js=FOLLOW_JS, **SWIFT)
 

@@ -13,7 +13,6 @@ from kvq_core.spec import DEFAULT_MODEL
 from tests.browser.conftest import visits
 from tests.browser.pages import FACTS, answer, filled_in, open_view, run, wait_status
 from tests.support.ui_record_factory import make_run
-from tests.ui.panels.test_ui_twin import run as stress_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 ANSWER = "你好，世界。 שלום 👩‍👩‍👧 مرحبا"
@@ -81,24 +80,6 @@ def test_claims_of_both_models_stand_side_by_side_and_flips_alone(unrun):
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_function(f"innerWidth == {width}")
         assert page.evaluate("document.documentElement.scrollWidth") == width
-
-
-@pytest.mark.long("page", sample=0)
-def test_a_stressed_run_stands_beside_its_twin(server, store_folder, open_page):
-    stressed, plain = stress_run("c", True), stress_run("d", False)
-    _, arrays = make_run(2)
-    open_store(store_folder).save(stressed, arrays)
-    page = open_page(f"{server}/?run={stressed.id}", width=390)
-    page.wait_for_selector("#twin a")
-    assert "not run unstressed" in page.locator("#twin").inner_text()
-    assert "?c=" in page.locator("#twin a").get_attribute("href")
-    open_store(store_folder).save(plain, arrays)
-    page = open_page(f"{server}/?run={stressed.id}", width=390)
-    page.wait_for_selector("#twin table")
-    assert "Stress moves Lane 1 furthest" in page.locator("#twin").inner_text()
-    assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
-    page = open_page(f"{server}/{page.locator('#twin a').get_attribute('href')}")
-    page.wait_for_selector("#versus-found table.versus")
 
 
 @pytest.mark.long("page", sample=0)
