@@ -25,7 +25,7 @@ _TABLE = """
     logs: errors settings
     machine: errors
     divergence: machine
-    record: errors frozen
+    record: errors frozen spec
     events: record
     codecs: errors kernels
     codebooks: errors frozen machine settings
@@ -60,7 +60,7 @@ _TABLE = """
         packed pipeline presets record settings shape sizing spec store studies training
     __main__: cli
     __init__: advice errors inspection methods models packed pipeline record spec studies
-    ui.html: analysis claims events frozen inspection record sizing
+    ui.html: analysis claims events frozen inspection record sizing spec
     ui.figures: advice analysis record studies ui.html
     ui.selection: record ui.figures ui.html
     ui.words: analysis record studies ui.figures ui.html ui.selection
