@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -80,7 +81,7 @@ def found(tmp_path_factory):
     options = copy / "kvq_core/spec/options.py"
     before, first, after = options.read_text().partition("    sink_tokens: int")
     assert OPTION is not None and first
-    options.write_text(before + OPTION[1] + first + after)
+    options.write_text(before + indent(OPTION[1], "    ") + first + after)
     (copy / "kvq_core/methods/one_bit.py").write_text(example("one_bit.py"))
     done = subprocess.run([sys.executable, "-c", LOOK], cwd=copy, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
