@@ -36,7 +36,7 @@ from benchmarks.papers import papers_part
 from kvq_core.analysis.verdict import EXPLAINED
 from kvq_core.pipeline.examples import example_ids
 from kvq_core.presets import BUNDLES, bundle_lanes, presets
-from kvq_core.spec import Capture, ComparisonSpec, Lane, Rule, Stress
+from kvq_core.spec import LANE_OPTIONS, Capture, ComparisonSpec, Lane, Rule, Stress
 
 ROOT = HERE.parent
 PART = re.compile(r"(<!-- ([a-z-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
@@ -182,12 +182,12 @@ def fields_part() -> str:
         for model, prefix in (
             (ComparisonSpec, ""),
             (Lane, "lanes[]."),
-            (Rule, "lanes[].rules[]."),
+            (Rule, "lanes[].rules[]."),  # beside the options that it shares with a lane
             (Capture, "capture."),
             (Stress, "stress."),
         )
         for name, field in model.model_fields.items()
-        if field.description
+        if field.description and not (model is Rule and name in LANE_OPTIONS)
     ]
     return table("Field | Default | Meaning", *rows)
 

@@ -24,7 +24,7 @@ _TABLE = """
     limits: errors settings
     logs: errors settings
     machine: errors
-    record: errors frozen logs machine settings
+    record: errors frozen logs machine settings spec
     codecs: errors kernels
     codebooks: errors frozen machine settings
     methods: codebooks codecs engines errors frozen kernels shape
@@ -54,7 +54,7 @@ _TABLE = """
         pipeline presets record settings shape sizing spec studies training
     __main__: cli
     __init__: advice errors inspection methods models packed pipeline record spec studies
-    ui.html: analysis claims frozen inspection record sizing
+    ui.html: analysis claims frozen inspection record sizing spec
     ui.figures: advice analysis record studies ui.html
     ui.selection: record ui.figures ui.html
     ui.words: analysis record studies ui.figures ui.html ui.selection

@@ -17,7 +17,7 @@ from kvq_core.errors import KvqError, SpecError
 from kvq_core.methods import ModelShape, knobs, methods
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
-from kvq_core.spec import Lane, Rule, rules_for
+from kvq_core.spec import READ_OPTIONS, Lane, Rule, rules_for
 
 WIDE = 8  # bits
 SINKS = 4  # first tokens
@@ -186,7 +186,7 @@ def _act(lane: Lane, shape: ModelShape, offer: Offer) -> Act | None:
     if changed == lane.every_rule:
         return None
     short = lane.label[: max(8, LABEL - 3 - len(label))].rstrip()
-    kept = lane.model_dump(mode="json", include={"prefill", "select"})
+    kept = lane.model_dump(mode="json", include={*READ_OPTIONS})
     with suppress(KvqError, ValueError):  # what the spec refuses, of these rules together too
         return Act(name, says, because, Lane(label=f"{short} + {label}"[:LABEL], rules=changed, **kept))
     return None

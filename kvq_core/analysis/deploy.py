@@ -8,8 +8,9 @@ from kvq_core.errors import SpecError
 from kvq_core.methods import LayerKind, make
 from kvq_core.methods.deployments import Elsewhere
 from kvq_core.record.fields import LaneRecord, RuleRecord
-from kvq_core.spec import TENSORS, Tensor
+from kvq_core.spec import TENSORS, RuleOptions, Tensor
 
+_PLACES = ("tensors", "layers", "sliding")  # options that are looked at one by one
 _WINDOWS = "sliding_window"  # among the layers that vLLM leaves out: those that attend to a window
 
 
@@ -134,6 +135,9 @@ def _reason(engine: Engine, rule: RuleRecord, layers: Sequence[LayerKind], sever
         return "scales of keys cannot be asked for there; python -m kvq_core mend folds them into a file"
     if rule.rotate != "none":
         return "a rotation cannot be asked for there"
+    for name, field in RuleOptions.model_fields.items():
+        if name not in _PLACES and (value := getattr(rule, name)) not in (field.default, 0):
+            return f"{name} = {value} cannot be asked for there"
     if rule.layers != "all" and (several or engine.skip is None):
         return "all layers have one format there"
     return None

@@ -6,7 +6,7 @@ from typing import Any
 from kvq_core.errors import KvqError
 from kvq_core.methods import knobs, methods
 from kvq_core.record.fields import LaneRecord, Record, Tensors
-from kvq_core.spec import LANE_OPTIONS, TENSORS, Lane, in_words
+from kvq_core.spec import LANE_OPTIONS, READ_OPTIONS, TENSORS, Lane, in_words
 
 HALF = 0.5  # of a lane's mean KLD: what another has to stay below to be named
 
@@ -90,8 +90,8 @@ def _settings(lane: LaneRecord) -> dict[str, Any]:
         widths[f"{tensor}s"] = stored if f"{tensor}s" in lane.quantized else "fp16"
     layers = lane.layers if isinstance(lane.layers, str) else tuple(lane.layers)
     options = {name: getattr(lane, name) for name in LANE_OPTIONS if name != "tensors"} | {"layers": layers}
-    said = {"method": lane.method, "prefill": lane.prefill, "select": lane.select}
-    return {**said, **widths, **options, **own}
+    read = {name: getattr(lane, name) for name in READ_OPTIONS}
+    return {"method": lane.method, **read, **widths, **options, **own}
 
 
 def _wider(lane: LaneRecord, tensors: Tensors) -> Lane | None:
@@ -116,8 +116,8 @@ def _lane(label: str, settings: dict[str, Any], like: LaneRecord) -> Lane | None
     if like.method is None or like.method not in methods():  # it is gone since the run was stored
         return None
     knobs = methods()[like.method].window_knobs()
-    of_lane = {"prefill": in_words(like.prefill), "select": like.select}
-    options = {name: getattr(like, name) for name in LANE_OPTIONS} | of_lane
+    read = {"prefill": in_words(like.prefill)}
+    options = {name: getattr(like, name) for name in (*LANE_OPTIONS, *READ_OPTIONS)} | read
     left = {knobs.get(name) for name, value in options.items() if value is not None}
     try:
         lane = Lane(
@@ -142,12 +142,11 @@ def _size_and_kld(lane: LaneRecord) -> tuple[float, float]:
 
 def _held(record: Record, lane: Lane) -> bool:
     """Whether the run already has this lane, under whatever label."""
-    built, select = lane.build().model_dump(mode="json"), lane.model_dump(mode="json")["select"]
+    built, names = lane.build().model_dump(mode="json"), ("method", *LANE_OPTIONS, *READ_OPTIONS)
+    mine = lane.model_dump(mode="json", include={*names}) | {"prefill": in_words(lane.prefill)}
     for other in record.lanes:
-        layers = other.layers if isinstance(other.layers, str) else tuple(other.layers)
-        mine = {name: getattr(lane, name) for name in LANE_OPTIONS}
-        theirs = {name: getattr(other, name) for name in LANE_OPTIONS} | {"layers": layers}
-        read = in_words(other.prefill) == in_words(lane.prefill)
-        if read and other.select == select and other.method == lane.method and other.knobs == built and mine == theirs:
+        layers = other.layers if isinstance(other.layers, str) else list(other.layers)
+        read = {"layers": layers, "prefill": in_words(other.prefill)}
+        if other.knobs == built and mine == {name: getattr(other, name) for name in names} | read:
             return True
     return False

@@ -7,11 +7,11 @@ from typing import Any
 
 from kvq_core.analysis.two_specs import Change, field_changes, paired
 from kvq_core.record.fields import LaneRecord, Record
-from kvq_core.spec import LANE_OPTIONS
+from kvq_core.spec import LANE_OPTIONS, READ_OPTIONS
 
 # Of the environment: what decides a run's figures beside its spec.
 _CONDITIONS = ("weights_hash", "device", "dtype", "attention")
-_LANE = ("label", "method", "prefill", "select", *LANE_OPTIONS)
+_LANE = ("label", "method", *READ_OPTIONS, *LANE_OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _of_lane(pair: LanePair) -> Iterator[Change]:
 def _told(lane: LaneRecord) -> dict[str, Any]:
     """All that decides a lane, by the name of the field or knob; several rules are one value, in words."""
     if lane.knobs is None:
-        return {"label": lane.label, "prefill": lane.prefill, "select": lane.select, "rules": lane.summary}
+        return {**{name: getattr(lane, name) for name in ("label", *READ_OPTIONS)}, "rules": lane.summary}
     return {**{name: getattr(lane, name) for name in _LANE}, **lane.knobs}
 
 

@@ -11,10 +11,11 @@ from kvq_core.analysis.floors import above_floor, floors, lane_of
 from kvq_core.analysis.scored import At, pooled, tail
 from kvq_core.analysis.verdict import MIN_SCORED
 from kvq_core.analysis.within import LOSSES, fewest
-from kvq_core.methods import Method, knobs, methods, origin_of
+from kvq_core.methods import Knob, Method, knobs, methods, origin_of
 from kvq_core.presets import Preset
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
+from kvq_core.spec import LaneOptions, RuleOptions
 
 _HEADER = (
     "lane",
@@ -36,8 +37,10 @@ _NONE = ["-"] * (len(_HEADER) - 2)
 
 
 def list_methods() -> str:
-    """The methods for people: what each does, and its knobs with default and range."""
-    return "\n\n".join(_method(name, cls) for name, cls in methods().items())
+    """The methods for people: what each does, and its knobs with default and range; then what any lane may say."""
+    options = [*knobs(LaneOptions), *knobs(RuleOptions)]
+    told = "\n".join(["Options of a lane, beside its method and knobs:", *map(_knob, options)])
+    return "\n\n".join([*(_method(name, cls) for name, cls in methods().items()), told])
 
 
 def _method(name: str, cls: type[Method]) -> str:
@@ -46,10 +49,12 @@ def _method(name: str, cls: type[Method]) -> str:
     lines = [f"{name} - {cls.title}" + (f"  {cls.paper}" if cls.paper else "") + whence]
     first = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0]
     lines += textwrap.wrap(" ".join(first.split()), 110, initial_indent="  ", subsequent_indent="  ")
-    for knob in knobs(cls):
-        default = "null" if knob.default is None else knob.default
-        lines.append(f"    {knob.name:<16} {default!s:<8} {knob.allowed()}: {knob.help}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *map(_knob, knobs(cls))])
+
+
+def _knob(knob: Knob) -> str:
+    default = "null" if knob.default is None else knob.default
+    return f"    {knob.name:<16} {default!s:<8} {knob.allowed()}: {knob.help}"
 
 
 def list_presets(found: Iterable[Preset]) -> str:

@@ -1,5 +1,6 @@
 """A run's lanes after its prefill: their encoded caches in the rows of a batch, and one pass over these rows."""
 
+import threading
 import time
 from collections.abc import Iterator
 from functools import cached_property, partial
@@ -7,19 +8,20 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from kvq_core.engine.cache import LaneCache
+from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.entry import EntryProgress, PromptEntry
 from kvq_core.engine.fit import FitCache
 from kvq_core.engine.lane_state import LaneState, failure_line, joined_states
 from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.script import Script
-from kvq_core.engine.store_tokens import settle_part
 from kvq_core.engine.stress import AppliedStress
 from kvq_core.machine import threads
 from kvq_core.models import LoadedModel
 from kvq_core.models.rope import Rope
 from kvq_core.spec import ComparisonSpec, Lane
+
+_ADDING = threading.Lock()  # two parts of a lane may end at once
 
 
 class EncodedLanes:
@@ -138,10 +140,20 @@ class EncodedLanes:
         owners = [(row, s, s.cache) for row, s in enumerate(self.states_running, self._first) if row < forced]
         owners += [(forced + i, s, s.free) for i, s in enumerate(self._free)]
         settling = [
-            partial(settle_part, self.rows, row, state, cache, part, fresh)
+            partial(self._settle_part, row, state, cache, part, fresh)
             for row, state, cache in owners
             if state.error is None and cache is not None
             for part in cache.parts  # keys and values know nothing of each other: a lane alone still fills two cores
         ]
         threads.each(settling, self.rows.cores)
         self.rows.advance(fresh)
+
+    def _settle_part(self, row: int, state: LaneState, cache: LaneCache, part: Part, fresh: int) -> None:
+        """Let a row's ``fresh`` tokens enter a part of its cache; any thread."""
+        began = time.perf_counter()
+        try:
+            self.rows.store_tokens(row, cache, part, fresh)
+        except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
+            state.error = failure_line(error)
+        with _ADDING:
+            state.encode_decode_s += time.perf_counter() - began

@@ -97,7 +97,8 @@ def _metadata(annotation: Any) -> list[Any]:
 def _strip_optional(annotation: Any) -> tuple[Any, bool]:
     if get_origin(annotation) in (Union, types.UnionType):
         rest = [a for a in get_args(annotation) if a is not type(None)]
-        return rest[0], len(rest) < len(get_args(annotation))
+        several = len(rest) > 1  # such as a word or numbers: written as text
+        return str if several else rest[0], len(rest) < len(get_args(annotation))
     return annotation, False
 
 

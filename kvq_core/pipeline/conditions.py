@@ -1,6 +1,7 @@
 """What a run was made under, as its record says it: environment, capture settings, stress and times."""
 
 import platform
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -103,11 +104,7 @@ def stress_record(run: Run) -> StressRecord | None:
         layers=applied.layers,
         kv_heads=applied.kv_heads,
         pairs=applied.pairs,
-        positions=found.positions,
-        kld_max=found.kld_max,
-        logit_max=found.logit_max,
-        tolerance=found.tolerance,
-        same_tokens=found.same_tokens,
+        **asdict(found),
         sentence=sentence,
     )
 

@@ -15,7 +15,7 @@ from kvq_core.pipeline.batch import Batch
 from kvq_core.pipeline.lane_metrics import lane_metrics
 from kvq_core.pipeline.prompt_scores import prefill_note
 from kvq_core.record.fields import LaneRecord, RuleRecord, Timing
-from kvq_core.spec import Lane, Rule
+from kvq_core.spec import READ_OPTIONS, Lane, Rule
 
 OF_CHOSEN_KEYS = (
     "attention and its outputs are those of the keys this lane reads; its attention KL is KL(lane || reference), for a "
@@ -42,7 +42,7 @@ def _record(batch: Batch, state: LaneState, at: int | None) -> LaneRecord:
         label=lane.label,
         title=lane.title,
         summary=lane.summary,
-        **lane.model_dump(mode="json", include={"prefill", "select"}),
+        **lane.model_dump(mode="json", include={*READ_OPTIONS}),
         **_stored_as(lane, batch.model.shape),
         status="failed" if state.error else "done",
         error=state.error,
@@ -92,20 +92,10 @@ def rule_record(rule: Rule) -> RuleRecord:
     """A rule with all its knobs, as a record says it."""
     method = rule.build()
     return RuleRecord(
-        method=rule.method,
         title=method.title,
         summary=method.summary(),
+        **rule.model_dump(mode="json", exclude={"knobs"}),
         knobs=method.model_dump(mode="json"),
-        tensors=rule.tensors,
-        layers=rule.layers if isinstance(rule.layers, str) else list(rule.layers),
-        sliding=rule.sliding,
-        tokens=rule.tokens,
-        sink_tokens=rule.sink_tokens,
-        recent_tokens=rule.recent_tokens,
-        center=rule.center,
-        fold=rule.fold,
-        rotate=rule.rotate,
-        rotate_block=rule.rotate_block,
     )
 
 

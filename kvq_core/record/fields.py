@@ -10,6 +10,7 @@ from pydantic import PrivateAttr
 
 from kvq_core.record.environment import Environment
 from kvq_core.record.memory import Memory
+from kvq_core.record.options import RecordedLaneOptions, RecordedRuleOptions
 from kvq_core.record.prompt_fields import PromptMetrics, RecordPart, TurnMetrics
 
 SCHEMA_VERSION = 8  # of record and manifest; raised when a field changes, with a step in migrate.py
@@ -87,46 +88,32 @@ class Timing(RecordPart):
 Tensors = tuple[Literal["keys", "values"], ...]
 
 
-class RuleRecord(RecordPart):
-    """One rule of a lane, as it was applied: a method with all its knobs, and what of the cache it was for."""
-
+class _OfRule(RecordPart):
     method: str
     title: str
     summary: str
     knobs: dict[str, Any]
-    tensors: str
-    layers: Any  # "all" or numbers from 0
-    sliding: bool = False  # whether it was for layers with a window, too
+
+
+class RuleRecord(RecordedRuleOptions, _OfRule):
+    """One rule of a lane, as it was applied: a method with all its knobs, and what of the cache it was for."""
+
     tokens: Any = "all"
-    sink_tokens: int | None
-    recent_tokens: int | None
-    center: str = "none"  # the constant its quantized keys are stored without
-    fold: str = "none"  # what their scales were folded out of
-    rotate: str = "none"  # what turned the channels of what it stores
-    rotate_block: int | None = None  # channels it mixed; None: as many as could be
 
 
-class LaneRecord(RecordPart):
-    """A lane. Where it has one rule, the fields of that rule stand here too; where several, ``method`` and ``knobs``
-    are null, ``tensors`` and ``layers`` what the rules quantize together."""
-
+class _OfLane(RecordPart):
     label: str
     method: str | None
     title: str
     summary: str
     knobs: dict[str, Any] | None
-    tensors: str
-    layers: Any
-    sliding: bool = False
-    sink_tokens: int | None
-    recent_tokens: int | None
-    center: str = "none"
-    fold: str = "none"
-    rotate: str = "none"
-    rotate_block: int | None = None
+
+
+class LaneRecord(RecordedLaneOptions, RecordedRuleOptions, _OfLane):
+    """A lane. Where it has one rule, the fields of that rule stand here too; where several, ``method`` and ``knobs``
+    are null, ``tensors`` and ``layers`` what the rules quantize together."""
+
     rules: list[RuleRecord]
-    prefill: Any = "full"  # Lane.prefill: how it read the prompt
-    select: Any = None  # Lane.select: what chose the keys it read, beside its method
     status: Literal["done", "failed"]
     error: str | None = None
     notes: list[str] = []

@@ -1,5 +1,6 @@
-"""Everything that decides a run, as written in files, links, the form and the API: ``comparison``, its ``lane`` and a
-lane's ``rule``; ``read`` takes plain data and files, and refuses what is not possible in one line.
+"""Everything that decides a run, as written in files, links, the form and the API: ``comparison``, its ``lane``, a
+lane's ``rule``, and ``options``, which both have; ``read`` takes plain data and files, and refuses what is not possible
+in one line.
 
 Imports methods, errors and complaints. Start at ``comparison``.
 """
@@ -16,19 +17,32 @@ from kvq_core.spec.comparison import (
 )
 from kvq_core.spec.conversation import Message, Tool, tool_name
 from kvq_core.spec.functions import from_function
-from kvq_core.spec.lane import LANE_OPTIONS, Lane
+from kvq_core.spec.lane import Lane
 from kvq_core.spec.layers import layer_words
+from kvq_core.spec.options import (
+    LANE_OPTIONS,
+    READ_OPTIONS,
+    WORDS,
+    Centering,
+    Folding,
+    LaneOptions,
+    Rotation,
+    RuleOptions,
+    subtitle,
+)
 from kvq_core.spec.plan import rules_for
 from kvq_core.spec.prefill import Chunks, in_words
 from kvq_core.spec.read import parse_lane, parse_rule, parse_spec, read_data
 from kvq_core.spec.rule import TENSORS, Rule, Tensor
-from kvq_core.spec.transforms import Centering, Folding, Rotation, Transforms
+from kvq_core.spec.transforms import Transforms
 
 __all__ = [
     "DEFAULT_MODEL",
     "LANE_OPTIONS",
     "MAX_LANES",
+    "READ_OPTIONS",
     "TENSORS",
+    "WORDS",
     "Assignment",
     "Capture",
     "Centering",
@@ -36,9 +50,11 @@ __all__ = [
     "Chunks",
     "ComparisonSpec",
     "Lane",
+    "LaneOptions",
     "Message",
     "Rotation",
     "Rule",
+    "RuleOptions",
     "Stress",
     "Tensor",
     "Tool",
@@ -52,6 +68,7 @@ __all__ = [
     "parse_spec",
     "read_data",
     "rules_for",
+    "subtitle",
     "tool_name",
     "with_labels",
 ]

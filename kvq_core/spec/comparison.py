@@ -11,8 +11,9 @@ from kvq_core.errors import SpecError
 from kvq_core.methods import make
 from kvq_core.spec.conversation import Chat, Last, Message, Tool, check_conversation
 from kvq_core.spec.lane import Lane
+from kvq_core.spec.options import Count, Numbers
 from kvq_core.spec.part import SpecPart
-from kvq_core.spec.rule import Count, Numbers, Rule
+from kvq_core.spec.rule import Rule
 
 DEFAULT_MODEL = "smollm2-135m-instruct-q4_1"
 MAX_LANES = 64

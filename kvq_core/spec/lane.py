@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Annotated, Any, Self
+from typing import Self
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods import (
@@ -15,44 +15,17 @@ from kvq_core.methods import (
     ModelRef,
     ModelShape,
     Window,
-    selection_from,
 )
 from kvq_core.spec.assignment import Assignment
-from kvq_core.spec.part import SpecPart
+from kvq_core.spec.options import LABEL_CHARS, LaneOptions
 from kvq_core.spec.plan import first_stay, places, stacks_of
-from kvq_core.spec.prefill import Chunks, Reading
+from kvq_core.spec.prefill import Chunks
 from kvq_core.spec.rule import TENSORS, Rule, Storing
 
 MAX_RULES = 256
-_LABEL = 60  # characters
 
 
-def _selection(given: Any) -> Any:
-    return given if given is None or isinstance(given, KeySelection) else selection_from(given)
-
-
-class _Labelled(SpecPart):
-    label: str = Field("", max_length=_LABEL, description="Name of the lane; empty: made from the method.")
-    prefill: Reading = Field(
-        "full",
-        description="How the prompt is read: full, in full precision before anything is quantized, as papers do; "
-        "deployed, as the method's first engine does; or in chunks through the lane's own cache.",
-        examples=["full", "deployed", {"chunk": 512}],
-    )
-    select: Annotated[SerializeAsAny[KeySelection] | None, BeforeValidator(_selection)] = Field(
-        None,
-        description="How the keys that a step reads are chosen, whatever stores them: an object of by (h2o, "
-        "scissorhands, shadowkv, svdq) and its knobs; null: all are read, or those that the method chooses.",
-    )
-
-    @field_validator("label", mode="before")
-    @classmethod
-    def _one_line(cls, label: Any) -> Any:
-        """Labels name lanes in tables and error messages: no line breaks, no blank that looks like no label."""
-        return " ".join(label.split()) if isinstance(label, str) else label
-
-
-class Lane(Storing, _Labelled):
+class Lane(Storing, LaneOptions):
     """One cache under one label: a method with its knobs and where it applies, or several rules that each say that.
 
     The first rule that fits a layer's keys or values stores them, and what none fits is fp16. A lane given by one rule
@@ -240,7 +213,7 @@ class Lane(Storing, _Labelled):
     @property
     def default_label(self) -> str:
         """What the lane is called where no label is given."""
-        return self.title if len(self.title) <= _LABEL - 5 else f"{self.title[: _LABEL - 6]}…"
+        return self.title if len(self.title) <= LABEL_CHARS - 5 else f"{self.title[: LABEL_CHARS - 6]}…"
 
     @property
     def summary(self) -> str:
@@ -294,7 +267,3 @@ class Lane(Storing, _Labelled):
 
 def _engine(home: Home | None) -> str:
     return "no engine" if home is None else f"{home.engine} (its own chunk {home.own_chunk})"
-
-
-# what a lane says beside its method and its knobs
-LANE_OPTIONS = tuple(name for name in Storing.model_fields if name not in ("method", "knobs"))

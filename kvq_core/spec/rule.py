@@ -3,19 +3,18 @@
 import re
 from dataclasses import replace
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods import Method, ModelShape, Window, make, methods
 from kvq_core.spec.layers import layer_words
+from kvq_core.spec.options import Count, RuleOptions
 from kvq_core.spec.part import SpecPart
-from kvq_core.spec.transforms import Centering, Folding, Rotation, Transforms
+from kvq_core.spec.transforms import Transforms
 
 Tensor = Literal["keys", "values"]
-Count = Annotated[int, Field(ge=0)]
-Numbers = Annotated[Literal["all"] | tuple[Count, ...], Field(examples=["all", [0, 1]])]
 Spans = tuple[tuple[Count, Count], ...]
 Tier = Literal["all", "first", "last", "spans"]
 
@@ -24,60 +23,24 @@ _ONLY_WINDOWS = "every layer of this model attends to a window of tokens; set sl
 _TOKENS = re.compile(r"all|(first|last):[1-9][0-9]{0,6}")
 
 
-class Storing(SpecPart):
-    """How some of a cache is stored: what a rule and the short form of a lane both say."""
-
+class _Stored(SpecPart):
     method: str | None = Field(None, description="Name of the method.")
     knobs: dict[str, Any] = Field(default_factory=dict, description="The method's knobs; missing ones keep defaults.")
-    tensors: Literal["both", "keys", "values"] = Field(
-        "both", description="What the method quantizes; the rest is fp16."
-    )
-    layers: Numbers = Field(
-        "all", description='Layers it quantizes, "all" or a list of numbers from 0; the others are fp16.'
-    )
-    sliding: bool = Field(
-        False,
-        description="Whether it quantizes layers that attend to a window of tokens, too; without it they are fp16.",
-    )
-    sink_tokens: int | None = Field(None, ge=0, le=4096, description="First tokens kept fp16; null: the method's own.")
-    recent_tokens: int | None = Field(
-        None, ge=0, le=8192, description="Newest tokens kept fp16; null: the method's own."
-    )
 
-    center: Centering = Field(
-        "none",
-        description="What quantized keys are stored without, a constant of each KV head and channel: the prompt's mean "
-        "key before RoPE, the bias of the key projection, or the mean after RoPE; slow: biases of RoPE pairs that turn "
-        "by at most 1/32 rad over the context, left out of all keys and not added back.",
-    )
-    fold: Folding = Field(
-        "none",
-        description="Divide quantized keys by a scale of each KV head and RoPE pair, taken from the prompt's keys "
-        "after centring, and multiply it back when they are read.",
-    )
-    rotate: Rotation = Field(
-        "none",
-        description="Turn the channels of quantized keys (after RoPE, centred before) and values by a Hadamard "
-        "transform, and back when they are read; signed: after random signs of each layer and head.",
-    )
-    rotate_block: int | None = Field(
-        None,
-        ge=2,
-        le=1024,
-        description="Channels that rotate mixes, a power of two; null: the largest that divides a head.",
-    )
+
+class Storing(RuleOptions, _Stored):
+    """How some of a cache is stored: what a rule and the short form of a lane both say."""
 
 
 class Rule(Storing):
     """A method for some tensors, layers and tokens. Of a lane's rules the first that fits a place is used there."""
 
     method: str = Field(description="Name of the method.")
-    tensors: Literal["both", "keys", "values"] = Field("both", description="What the rule is for.")
-    layers: Numbers = Field("all", description='Layers it is for, "all" or a list of numbers from 0.')
     tokens: str | Spans = Field(
         "all",
-        description='Tokens it is for: "all", "first:n", "last:n", or spans of the prompt such as [[40, 60]], kept '
-        "beside what a later rule stores.",
+        title="Tokens",
+        description='Tokens it is for: "all", "first:n", "last:n", or spans of the prompt such as [[40, 60]], in the '
+        "form 40-60, 80-90, kept beside what a later rule stores.",
         examples=["all", "first:4", "last:128", [[40, 60]]],
     )
 
@@ -175,7 +138,7 @@ class Rule(Storing):
     @property
     def transforms(self) -> Transforms:
         """What stands between its tensors and the codec."""
-        return Transforms(self.center, self.fold, self.rotate, self.rotate_block)
+        return Transforms(**{name: getattr(self, name) for name in Transforms.model_fields})
 
     def missing_layer(self, shape: ModelShape) -> str | None:
         """Which layer it names that the model has not, or that it cannot quantize; None where all are there."""

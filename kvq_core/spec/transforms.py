@@ -1,25 +1,15 @@
 """What stands between a rule's tensors and its codec: a constant keys lose, scales they are divided by, a rotation."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from kvq_core.errors import SpecError
 from kvq_core.methods import Method, ModelShape, largest_block
-
-Centering = Literal["none", "mean", "bias", "mean_after_rope", "slow"]
-Folding = Literal["none", "keys"]
-Rotation = Literal["none", "hadamard", "signed"]
+from kvq_core.spec.options import CodecOptions
 
 
-@dataclass(frozen=True)
-class Transforms:
+class Transforms(CodecOptions):
     """Applied in this order, undone in the other when tensors are read: keys less a constant, divided by scales; keys
     and values turned in blocks."""
-
-    center: Centering = "none"
-    fold: Folding = "none"
-    rotate: Rotation = "none"
-    rotate_block: int | None = None
 
     def check(self, method: Method, keys: bool, values: bool) -> None:
         """Raises SpecError where a method that quantizes ``keys``, or ``values``, cannot stand behind them on any

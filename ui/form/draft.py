@@ -6,7 +6,8 @@ from typing import Any, get_args
 
 from kvq_core.errors import SpecError
 from kvq_core.methods import Knob, knobs, methods, selections
-from kvq_core.spec import MAX_LANES, Capture, ComparisonSpec, Lane, parse_spec
+from kvq_core.spec import MAX_LANES, Capture, ComparisonSpec, parse_spec
+from ui.form.editor import LABEL, OPTIONS, READS, TOKENS
 from ui.form.lanes import FIRST, LaneForm
 from ui.form.selecting import select_knobs
 from ui.form.values import CONVERSATION, FIELDS, from_comparison
@@ -58,12 +59,9 @@ def _value(name: str, value: Any) -> Any:
 def _lane(uid: int, lane: dict[str, Any]) -> LaneForm:
     rules = lane.get("rules")
     stored = _storing(lane) if rules is None else {**_storing({**lane, "method": FIRST}), "method": None}
-    ruled = None if rules is None else [{**_storing(rule), "tokens": _tokens(rule["tokens"])} for rule in rules]
-    label = _checked(isinstance(lane["label"], str), lane["label"])
-    read = lane.get("prefill", "full")
-    of_lane = {"prefill": _checked(isinstance(read, str), read), "select": _select(lane.get("select"))}
-    of_lane["off"] = _one_of((False, True), lane.get("off", False))
-    return {"uid": uid, "label": label, **stored, "rules": ruled, **of_lane}
+    ruled = None if rules is None else [{**_storing(rule), TOKENS.name: _option(TOKENS, rule)} for rule in rules]
+    of_lane = {knob.name: _option(knob, lane) for knob in (LABEL, *READS)} | {"select": _select(lane.get("select"))}
+    return {"uid": uid, **of_lane, **stored, "rules": ruled, "off": _one_of((False, True), lane.get("off", False))}
 
 
 def _select(given: Any) -> dict[str, Any] | None:
@@ -79,27 +77,28 @@ def _storing(given: dict[str, Any]) -> dict[str, Any]:
     """What a lane, or one of its rules, says of how it stores."""
     method = _one_of(tuple(methods()), given["method"])
     known = {knob.name: knob for knob in knobs(methods()[method])}
-    layers = given["layers"]
-    listed = isinstance(layers, list) and all(isinstance(number, int) for number in layers)
-    return {
-        "method": method,
-        "knobs": {name: _knob(known[name], value) for name, value in given["knobs"].items()},
-        "tensors": _one_of(get_args(Lane.model_fields["tensors"].annotation), given["tensors"]),
-        "layers": _checked(isinstance(layers, str) or listed, layers),
-        "sliding": bool(given.get("sliding", False)),
-        "sink_tokens": _number(given["sink_tokens"]),
-        "recent_tokens": _number(given["recent_tokens"]),
-        "center": _one_of(get_args(Lane.model_fields["center"].annotation), given.get("center", "none")),
-        "fold": _one_of(get_args(Lane.model_fields["fold"].annotation), given.get("fold", "none")),
-        "rotate": _one_of(get_args(Lane.model_fields["rotate"].annotation), given.get("rotate", "none")),
-        "rotate_block": _number(given.get("rotate_block")),
-    }
+    knobs_given = {name: _knob(known[name], value) for name, value in given["knobs"].items()}
+    return {"method": method, "knobs": knobs_given, **{knob.name: _option(knob, given) for knob in OPTIONS}}
 
 
-def _tokens(tokens: Any) -> Any:
-    """Text, or spans of two numbers."""
-    spans = isinstance(tokens, list) and all(isinstance(s, list) and [_number(n) for n in s] == s for s in tokens)
-    return _checked(isinstance(tokens, str) or spans, tokens)
+def _option(knob: Knob, given: dict[str, Any]) -> Any:
+    """An option's value, as its control can show it; one from before there was such an option has its default."""
+    value = given.get(knob.name, knob.default)
+    if value is None and knob.nullable:
+        return None
+    if knob.type == "choice":
+        return _one_of(knob.choices or (), value)
+    if knob.type == "boolean":
+        return _one_of((False, True), value)
+    if knob.type != "text":
+        return _knob(knob, value)
+    return _checked(isinstance(value, str) or (isinstance(value, list) and all(map(_span, value))), value)
+
+
+def _span(part: Any) -> bool:
+    """Whether it is a number, as layers are listed by, or two that tokens lie between."""
+    numbers = part if isinstance(part, list) and len(part) == 2 else [part]
+    return all(isinstance(number, int) for number in numbers)
 
 
 def _knob(knob: Knob, value: Any) -> Any:

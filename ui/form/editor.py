@@ -1,101 +1,25 @@
 """The lane editor as HTML: method, label, the method's knobs, and where it applies. js/editor.js reports changes."""
 
-from typing import Any, get_args
+from typing import Any
 
 from kvq_core.errors import KvqError
-from kvq_core.methods import Knob, methods, origin_of
-from kvq_core.spec import MAX_LANES, Lane
-from ui.form.controls import control, current, places
+from kvq_core.methods import Knob, knobs, methods, origin_of
+from kvq_core.spec import MAX_LANES, READ_OPTIONS, LaneOptions, Rule, RuleOptions
+from ui.form.controls import control, current, places, read
 from ui.form.lane_list import mark_of
-from ui.form.lanes import LaneForm, describe_lane, index, parse_layers, title, update_lane, with_knob
+from ui.form.lanes import LaneForm, add_lane, describe_lane, index, parse_layers, title, update_lane, with_knob
 from ui.form.method_picker import first_line, method_picker
-from ui.form.rules import describe_rule, parse_tokens, rules_of, tokens_text
-from ui.form.selecting import is_select, select_controls, set_select
+from ui.form.rules import as_typed, describe_rule, parse_tokens, rules_of
+from ui.form.selecting import SELECT, is_select, select_controls, set_select
 from ui.html.escape import safe
 
 KNOB = "knobs."
 RULES = "rules."
-LABEL = Knob("label", "Label", "", "text", "", None, None, None, False)
-READ = Knob(
-    "prefill",
-    "Prompt read",
-    "full: in full precision, as papers do; deployed: as the method's engine does; or in chunks through this cache: "
-    "512, 512 stored (a token is stored before it is read), 256 raw first_chunk (fitted on the first chunk).",
-    "text",
-    "full",
-    None,
-    None,
-    None,
-    False,
-)
-OPTIONS = (
-    Knob(
-        "tensors", "Tensors", "The others stay fp16.", "choice", "both", None, None, ("both", "keys", "values"), False
-    ),
-    Knob("layers", "Layers", "all, or numbers such as 0, 1, 5-8.", "text", "all", None, None, None, False),
-    Knob(
-        "sliding",
-        "Windows, too",
-        "Quantize layers that attend to a window of tokens as well; without it they stay as they are.",
-        "boolean",
-        False,
-        None,
-        None,
-        None,
-        False,
-    ),
-    Knob("sink_tokens", "First tokens kept", "In fp16; empty: the method's own.", "integer", None, 0, None, None, True),
-    Knob("recent_tokens", "Newest tokens kept", "The same.", "integer", None, 0, None, None, True),
-    Knob(
-        "center",
-        "Centre keys",
-        "Quantize keys without a constant that all share: their mean before RoPE, the key projection's bias, or their "
-        "mean after RoPE, which loses what RoPE turns. A mean takes 2 bytes a channel; a bias is in the weights. Slow: "
-        "leave out biases of the RoPE pairs that hardly turn over the context, and add nothing back.",
-        "choice",
-        "none",
-        None,
-        None,
-        get_args(Lane.model_fields["center"].annotation),
-        False,
-    ),
-    Knob(
-        "fold",
-        "Fold key scales",
-        "Divide keys by a scale of each RoPE pair before they are quantized, and multiply it back when they are read, "
-        "as if it were folded into the query and key projections. 2 bytes a channel.",
-        "choice",
-        "none",
-        None,
-        None,
-        get_args(Lane.model_fields["fold"].annotation),
-        False,
-    ),
-    Knob(
-        "rotate",
-        "Rotate",
-        "Mix channels by a Hadamard transform before they are quantized, and back when they are read; signed: after "
-        "random signs. Nothing is stored for it.",
-        "choice",
-        "none",
-        None,
-        None,
-        get_args(Lane.model_fields["rotate"].annotation),
-        False,
-    ),
-    Knob("rotate_block", "Rotated block", "Channels; empty: as many as can be.", "integer", None, 2, 1024, None, True),
-)
-TOKENS = Knob(
-    "tokens",
-    "Tokens",
-    "all, first:4, last:32, or spans of the prompt such as 40-60, 80-90, kept beside what a later rule stores.",
-    "text",
-    "all",
-    None,
-    None,
-    None,
-    False,
-)
+_OF_LANE = {knob.name: knob for knob in knobs(LaneOptions)}
+LABEL = _OF_LANE["label"]
+READS = tuple(_OF_LANE[name] for name in READ_OPTIONS if name != SELECT.name)
+OPTIONS = tuple(knobs(RuleOptions))
+TOKENS = next(knob for knob in knobs(Rule) if knob.name == "tokens")
 BUTTONS = ("Duplicate", "Remove", "Close")
 
 
@@ -113,18 +37,19 @@ def editor(lanes: list[LaneForm], opened: dict[str, Any]) -> str:
     label = _option(LABEL, lane, "", title({**lane, "label": ""}))
     one = lane["rules"] is None
     own = _stored(listed[number], "" if one else f"{RULES}{number}.", "" if not one else label)
+    reads = "".join(_option(knob, lane, "") for knob in READS)
     return (
         f'<{tag} class="editor {mark_of(lanes, at)}" data-uid="{lane["uid"]}" '
         f'data-revision="{opened["revision"]}">'
         f"{'' if one else label + _rules(listed, number)}{own}"
         f'<details class="about"{" open" * _reads_otherwise(lane)}><summary>How it is read</summary>'
-        f'<div class="knobs">{_option(READ, lane, "")}{select_controls(lane["select"])}</div></details>'
+        f'<div class="knobs">{reads}{select_controls(lane["select"])}</div></details>'
         f'<div class="editor-buttons">{_buttons(len(lanes))}</div></{tag}>'
     )
 
 
 def _reads_otherwise(lane: LaneForm) -> bool:
-    return lane["prefill"] != READ.default or lane["select"] is not None
+    return lane["select"] is not None or any(lane[knob.name] != knob.default for knob in READS)
 
 
 def _stored(stored: dict[str, Any], prefix: str, label: str) -> str:
@@ -167,11 +92,7 @@ def _rules(rules: list[dict[str, Any]], number: int) -> str:
 
 
 def _option(knob: Knob, stored: dict[str, Any], prefix: str, placeholder: str = "") -> str:
-    value = stored[knob.name]
-    shown = ", ".join(map(str, value)) if isinstance(value, list) else value
-    if knob is TOKENS:
-        shown = tokens_text(value)
-    return control("lane", knob.name, f"{prefix}{knob.name}", knob, shown, placeholder)
+    return control("lane", knob.name, f"{prefix}{knob.name}", knob, as_typed(stored[knob.name]), placeholder)
 
 
 def _buttons(count: int) -> str:
@@ -210,22 +131,30 @@ def _set(lanes: list[LaneForm], lane: LaneForm, place: str, value: Any) -> list[
     uid = lane["uid"]
     if place.startswith(RULES):
         return _set_in_rule(lanes, lane, place.removeprefix(RULES), value)
-    if place == READ.name:
-        return update_lane(lanes, uid, prefill=str(value or "").strip() or "full")
     if is_select(place):
         return update_lane(lanes, uid, select=set_select(lane["select"], place, value))
-    if lane["rules"] is not None and place != LABEL.name:
+    if place in _OF_LANE:
+        return update_lane(lanes, uid, **{place: _typed(_OF_LANE[place], value)})
+    if lane["rules"] is not None:
         return lanes
     if place.startswith(KNOB):
         known = dict(places(methods()[lane["method"]]))
         return with_knob(lanes, uid, place[len(KNOB) :], value) if place[len(KNOB) :] in known else lanes
     if place == "method":
         return update_lane(lanes, uid, method=value) if value in tuple(methods()) else lanes
-    if place == LABEL.name:
-        return update_lane(lanes, uid, label=str(value or "").strip())
-    if place == "layers":
-        return update_lane(lanes, uid, layers=parse_layers(str(value or "")))
-    return update_lane(lanes, uid, **{place: value}) if place in {knob.name for knob in OPTIONS} else lanes
+    asked = next((knob for knob in (TOKENS, *OPTIONS) if knob.name == place and place in lane), None)
+    return lanes if asked is None else update_lane(lanes, uid, **{place: _typed(asked, value)})
+
+
+def _typed(knob: Knob, shown: Any) -> Any:
+    """An option's value from its control. Raises SpecError where text is no value."""
+    if knob.type != "text":
+        return read(knob, shown)
+    text = str(shown or "").strip()
+    return _PARSED.get(knob.name, str)(text) if text else knob.default
+
+
+_PARSED = {"layers": parse_layers, TOKENS.name: parse_tokens}  # options that are written in a way of their own
 
 
 def _set_in_rule(lanes: list[LaneForm], lane: LaneForm, place: str, value: Any) -> list[LaneForm]:
@@ -235,11 +164,7 @@ def _set_in_rule(lanes: list[LaneForm], lane: LaneForm, place: str, value: Any) 
     if not (number.isascii() and number.isdigit()) or int(number[:4]) >= len(rules) or inner == LABEL.name:
         return lanes
     at = int(number)
-    if inner == TOKENS.name:
-        rule = {**rules[at], "tokens": parse_tokens(str(value or ""))}
-        return update_lane(lanes, lane["uid"], rules=[*rules[:at], rule, *rules[at + 1 :]])
-    of_lane = {"uid": 0, "label": "", "rules": None, "prefill": "full", "select": None, "off": False}
-    (changed,) = _set([alone := {**rules[at], **of_lane}], alone, inner, value)
+    (changed,) = _set([alone := {**add_lane([])[0], **rules[at]}], alone, inner, value)
     rule = {name: changed[name] for name in rules[at]}
     return update_lane(lanes, lane["uid"], rules=[*rules[:at], rule, *rules[at + 1 :]])
 

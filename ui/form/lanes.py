@@ -5,10 +5,9 @@ from typing import Any
 
 from kvq_core.errors import KvqError
 from kvq_core.methods import methods
-from kvq_core.spec import MAX_LANES, Lane, in_words, parse_lane
+from kvq_core.spec import LANE_OPTIONS, MAX_LANES, READ_OPTIONS, Lane, in_words, parse_lane, subtitle
 from ui.form.controls import set_knob
 from ui.form.rules import describe_rule
-from ui.html.cards import CENTRED, FOLDED, ROTATED, read_in_words
 
 LaneForm = dict[str, Any]
 FIRST = "kivi"
@@ -46,24 +45,8 @@ def add_lane(lanes: list[LaneForm], method: str | None = None) -> list[LaneForm]
     if len(lanes) >= MAX_LANES:
         return lanes
     method = method or (lanes and lanes[-1]["method"]) or FIRST
-    blank: dict[str, Any] = {
-        "label": "",
-        "knobs": {},
-        "tensors": "both",
-        "layers": "all",
-        "sliding": False,
-        "sink_tokens": None,
-        "recent_tokens": None,
-        "center": "none",
-        "fold": "none",
-        "rotate": "none",
-        "rotate_block": None,
-        "rules": None,
-        "prefill": "full",
-        "select": None,
-        "off": False,
-    }
-    return [*lanes, {"uid": _next(lanes), "method": method, **blank}]
+    blank = {name: field.get_default(call_default_factory=True) for name, field in Lane.model_fields.items()}
+    return [*lanes, {**blank, "uid": _next(lanes), "method": method, "off": False}]
 
 
 def append_lane(lanes: list[LaneForm], lane: Lane) -> list[LaneForm]:
@@ -151,19 +134,12 @@ def describe_lane(lane: LaneForm) -> tuple[str, str | None]:
         words = [built.title if built.rules else built.summary]
     except KvqError as error:
         return "", str(error)
-    if built.tensors != "both":
-        words.append(f"{built.tensors} only")
+    said = subtitle(built)
     if built.layers != "all":
-        words.append(f"{len(built.layers)} layers")
+        said = {"layers": f"{len(built.layers)} layers", **said}
     if built.sliding:
-        words.append("windows, too")
-    if built.center in CENTRED:
-        words.append(CENTRED[built.center])
-    if built.fold in FOLDED:
-        words.append(FOLDED[built.fold])
-    if built.rotate in ROTATED:
-        words.append(ROTATED[built.rotate])
-    words += read_in_words(built.prefill)
+        said["sliding"] = "windows, too"
+    words += [said[name] for name in (*LANE_OPTIONS, *READ_OPTIONS) if name in said]
     return " · ".join(words), None
 
 

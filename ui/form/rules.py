@@ -67,6 +67,8 @@ def parse_tokens(text: str) -> Any:
     return cleaned
 
 
-def tokens_text(tokens: Any) -> str:
-    """What the editor shows of them: the inverse of ``parse_tokens``."""
-    return tokens if isinstance(tokens, str) else ", ".join("-".join(map(str, span)) for span in tokens)
+def as_typed(value: Any) -> Any:
+    """What the editor shows of an option's value: the inverse of ``parse_tokens``, and of ``lanes.parse_layers``."""
+    if not isinstance(value, list | tuple):
+        return value
+    return ", ".join("-".join(map(str, part)) if isinstance(part, list | tuple) else str(part) for part in value)

@@ -1,23 +1,21 @@
 """A lane's ``select`` on the form: what chooses the keys that it reads, and that choice's knobs. No Gradio here."""
 
+from dataclasses import replace
 from typing import Any
 
 from kvq_core.methods import Knob, knobs, selections
+from kvq_core.spec import LaneOptions
 from ui.form.controls import control, put
 
 ALL = "all"
 PLACE = "select"
-SELECT = Knob(
-    PLACE,
-    "Keys read",
-    "all: every key, or those that the method chooses itself; else a step reads those that are chosen so, however they "
-    "are stored.",
-    "choice",
-    ALL,
-    None,
-    None,
-    (ALL, *selections()),
-    False,
+SELECT = replace(
+    next(knob for knob in knobs(LaneOptions) if knob.name == PLACE),
+    type="choice",
+    default=ALL,
+    choices=(ALL, *selections()),
+    nullable=False,
+    fields=(),
 )
 
 

@@ -1,6 +1,5 @@
 """The dials of stress as the form shows them, and in a few words. No Gradio here."""
 
-from dataclasses import replace
 from typing import Any
 
 from kvq_core.methods import Knob, knobs
@@ -17,8 +16,8 @@ EXPLAINED = (
 
 
 def dials() -> list[Knob]:
-    """One a field of Stress; what takes a number, a word or a list is written as text."""
-    return [knob if knob.type == "number" else replace(knob, type="text", choices=None) for knob in knobs(Stress)]
+    """One a field of Stress."""
+    return knobs(Stress)
 
 
 def dial_text(value: Any) -> Any:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from kvq_core.analysis.expected import contains_answer, expectation
-from kvq_core.analysis.prompt_reading import read_in_words
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
+from kvq_core.spec import subtitle
 from ui.html.escape import lane_tokens, numbered_tokens, prose, safe, shorten, strip, visible
 from ui.html.glossary import hint
 from ui.html.numbers import ABSENT, both_bits, percent, plural, significant
@@ -16,14 +16,6 @@ from ui.html.pieces import spans_of, words_at
 from ui.html.verdict import cautions, near_ties_html, verdict
 
 MAX_TITLED = 1200  # tokens of a run that carry their top-5 lists; about 300 KB
-CENTRED = {
-    "mean": "keys centred on their mean",
-    "bias": "keys centred on the projection's bias",
-    "mean_after_rope": "keys centred on their mean after RoPE",
-    "slow": "slow key biases left out",
-}  # a lane's center in words
-FOLDED = {"keys": "keys folded"}  # its fold
-ROTATED = {"hadamard": "rotated", "signed": "rotated after random signs"}  # its rotate
 Stat = tuple[str, str]
 EXPLAINED = {"K / V bits": "bits", "size": "bytes", "KLD": "KLD", "flips": "flips"}  # numbers by their glossary's words
 NUMBERS = {"K / V bits": "bits", "size": "size", "KLD": "kld", "flips": "flips"}  # as js/along.js names them
@@ -167,14 +159,7 @@ def lane_head(record: Record, arrays: Arrays, index: int) -> str:
 
 def settings(lane: LaneRecord) -> str:
     """The method's settings in a few words, and what of the cache they are for."""
-    read = read_in_words(lane.prefill)
-    if len(lane.every_rule) > 1:
-        return " · ".join([lane.summary, *read])
-    only = [f"{lane.tensors} only"] if lane.tensors != "both" else []
-    centred = [CENTRED[lane.center]] if lane.center in CENTRED else []
-    centred += [FOLDED[lane.fold]] if lane.fold in FOLDED else []
-    turned = [ROTATED[lane.rotate]] if lane.rotate in ROTATED else []
-    return " · ".join([lane.summary, *only, *centred, *turned, *read])
+    return " · ".join([lane.summary, *subtitle(lane).values()])
 
 
 def _agreement(record: Record, lane: LaneRecord) -> list[str]:

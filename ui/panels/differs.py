@@ -12,7 +12,7 @@ from kvq_core.models import with_model
 from kvq_core.spec import ComparisonSpec, parse_spec
 from kvq_core.spec.links import encode
 from ui.form.controls import titles
-from ui.form.editor import LABEL, OPTIONS, READ
+from ui.form.editor import LABEL, OPTIONS, READS
 from ui.form.filling import form_of, form_outputs
 from ui.form.lanes import LaneForm
 from ui.form.lanes_panel import LanesPanel
@@ -24,7 +24,7 @@ from ui.html.escape import safe, shorten
 from ui.html.numbers import ABSENT, plural
 from ui.service.services import QUIET, Services
 
-OF_LANES: tuple[Knob, ...] = (LABEL, *OPTIONS, READ, SELECT)
+OF_LANES: tuple[Knob, ...] = (LABEL, *OPTIONS, *READS, SELECT)
 CONTEXT = 18  # characters of two long texts that are shown before the first one that differs
 BACK = '<button type="button" class="plain-button" data-form-back>Back to the run\'s form</button>'
 RUN = '<button type="button" class="plain-button first" data-form-run>Run the form</button>'

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from kvq_core.presets import presets
-from kvq_core.spec import Centering, parse_spec
+from kvq_core.spec import WORDS, Centering, parse_spec
 from kvq_core.spec.links import decode, encode
 from tests.support.ui_record_factory import make_run
 from ui.form.draft import draft_json, read_draft
@@ -14,7 +14,7 @@ from ui.form.editor import apply_edits, complaint, editor
 from ui.form.lanes import LaneForm, add_lane, describe_lane, from_spec, to_spec
 from ui.form.lanes_panel import place_editor
 from ui.form.values import FIELDS, from_comparison
-from ui.html.cards import CENTRED, settings
+from ui.html.cards import settings
 
 HOW = get_args(Centering)
 
@@ -46,7 +46,7 @@ def test_lane_and_card_say_it_in_the_same_words(how: str) -> None:
     words, error = describe_lane(centred(how)[0])
     record = make_run(lanes=1)[0]
     record.lanes[0].center = how
-    said = CENTRED.get(how, "centred")
+    said = WORDS["center"].get(how, "centred")
     assert error is None
     assert (said in words, said in settings(record.lanes[0])) == (how != "none", how != "none")
 

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from kvq_core.presets import presets
-from kvq_core.spec import Rotation, parse_spec
+from kvq_core.spec import WORDS, Rotation, parse_spec
 from kvq_core.spec.links import decode, encode
 from tests.support.ui_record_factory import make_run
 from ui.form.draft import draft_json, read_draft
@@ -14,7 +14,7 @@ from ui.form.editor import apply_edits, complaint, editor
 from ui.form.lanes import LaneForm, add_lane, describe_lane, from_spec, to_spec
 from ui.form.lanes_panel import place_editor
 from ui.form.values import FIELDS, from_comparison
-from ui.html.cards import ROTATED, settings
+from ui.html.cards import settings
 from ui.selection import Selection
 from ui.views.verdicts import compute
 
@@ -49,7 +49,7 @@ def test_lane_and_card_say_it_in_the_same_words(how: str) -> None:
     words, error = describe_lane(turned(how)[0])
     record = make_run(lanes=1)[0]
     record.lanes[0].rotate = how
-    said = ROTATED.get(how, "rotated")
+    said = WORDS["rotate"].get(how, "rotated")
     assert error is None
     assert (said in words, said in settings(record.lanes[0])) == (how != "none", how != "none")
 

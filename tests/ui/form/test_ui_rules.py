@@ -9,7 +9,8 @@ from ui.form.draft import VERSION, draft_json, read_draft
 from ui.form.editor import apply_edits, editor
 from ui.form.lanes import LaneForm, add_lane, append_lane, describe_lane, duplicate_lane, from_spec, title, to_spec
 from ui.form.lanes_panel import apply_change, lane_rows_html, place_editor
-from ui.form.rules import add_rule, move_rule_up, parse_tokens, remove_rule, rules_of, tokens_text
+from ui.form.rules import add_rule, move_rule_up, parse_tokens, remove_rule, rules_of
+from ui.form.rules import as_typed as tokens_text
 from ui.form.values import FIELDS, from_comparison, to_comparison
 
 KEYS = {"method": "per_token", "knobs": {"bits": 8}, "tensors": "keys"}
