@@ -32,7 +32,7 @@ _TABLE = """
     methods: codebooks codecs engines errors frozen kernels shape
     complaints: errors
     spec: complaints errors frozen methods
-    presets: complaints errors frozen methods sizing spec
+    presets: complaints engines errors frozen methods sizing spec
     links: errors spec
     analysis: engines errors methods record sizing spec
     models: errors kernels machine methods settings shape sizing spec
@@ -41,7 +41,7 @@ _TABLE = """
     capture: divergence engine errors machine methods models settings spec
     metrics: divergence engine methods record
     store: errors logs machine record settings
-    sizing: codecs engines errors frozen methods shape spec
+    sizing: engines errors frozen methods shape spec
     pipeline: analysis capture codecs engine errors events frozen logs machine methods metrics models presets record
         settings sizing spec store
     external: errors events machine methods models pipeline record spec
@@ -51,7 +51,8 @@ _TABLE = """
     claims: capture codebooks codecs divergence engine errors frozen machine methods models pipeline presets record
         settings spec training
     studies: analysis complaints errors events limits links logs machine models pipeline presets record spec store
-    decision: analysis engines errors events machine methods models pipeline record settings sizing spec studies
+    decision: analysis engines errors events machine methods models pipeline presets record settings sizing spec
+        studies
     advice: analysis complaints decision engines errors inspection methods models pipeline presets shape sizing spec
         store studies
     lm_eval: engine errors models spec
