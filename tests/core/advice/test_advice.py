@@ -49,8 +49,19 @@ def option(label: str, **changes: Any) -> Option:
 
 def asked(found: list[dict[str, Any]], options: list[Option], tolerance: str = "close", **more: Any) -> Advice:
     study = Study("s", "M", pd.DataFrame(found), options, option("fp16"), WEIGHTS, longest=348)
-    study = replace(study, **{name: more.pop(name) for name in ("weights", "nearest_context") if name in more})
+    study = replace(
+        study, **{name: more.pop(name) for name in ("weights", "nearest_context", "windows") if name in more}
+    )
     return advice_of(study, Ask(Tolerance.parse(tolerance), **more))
+
+
+def test_the_tokens_in_flight_are_told_where_layers_slide():
+    given = [*rows("small", noisy(0.05))], [option("small")]
+    found = asked(*given, engine="vLLM", windows=True, batched_tokens=512)
+    assert found.batched_tokens == 512 and any("512" in each for each in found.untested)
+    assert asked(*given, engine="vLLM", windows=True).batched_tokens == 2048
+    assert asked(*given, engine="vLLM").batched_tokens is None
+    assert asked(*given, engine="llama.cpp", windows=True).batched_tokens is None
 
 
 def test_a_clear_winner_is_the_smallest_lane_within_the_tolerance():
