@@ -199,11 +199,6 @@ def cache_bytes(
     return PlannedCache(lane, shape, widths, model).bytes(prompt, tokens, batch, served)
 
 
-def bits_of(lane: Lane, at: CacheAt) -> float:
-    """``PlannedCache.bits`` of a lane at one place."""
-    return PlannedCache(lane, at.shape).bits(at.prompt, at.tokens)
-
-
 def fp16_bytes(shape: ModelShape, tokens: int) -> int:
     """Of keys and values in fp16 of what each layer keeps of a context, states left out."""
     return sum(FP16 * kind.elements * kind.tokens(tokens) for kind in shape.kinds)
