@@ -75,7 +75,8 @@ class Encoded:
         if max(self.prompt, self.start + self.tokens) <= MOST:
             return _measured(*own, self.prompt, self.start, self.tokens, False)
         step = self.method.windows()[self.tensor].step or 1
-        base = 1024 if self.method.from_data or self.method.joint else 64
+        alone = self.method.token_local[self.tensor]  # a token's codes are its own
+        base = 1024 if self.method.from_data or self.method.joint else 64 if alone else 256
         many = 2 * (few := _up(base, step))
         a, b = (_measured(*own, self._prompt_of(n), min(self.start, MOST), n, False) for n in (few, many))
         return a.toward(b, (self.tokens - few) / (many - few))
