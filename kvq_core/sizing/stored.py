@@ -83,9 +83,9 @@ class Encoded:
 
     def _prompt_of(self, tokens: int) -> int:
         """The prompt where so many tokens stand for all: with as many beside them, or the share that came together. One
-        for all lengths where bytes do not follow from its numbers."""
+        for all lengths where all that is stored is stored anew."""
         beside = self.prompt - self.tokens
-        if not self.method.from_data and beside >= self.start:
+        if self.method.windows()[self.tensor].rewritten and beside >= self.start:
             beside = self.start
         return round(tokens * self.prompt / self.tokens) if beside < 0 else tokens + min(beside, MOST)
 
