@@ -20,9 +20,11 @@ UNRELEASED = "no release"  # has it: a fork, or an open pull request
 
 class Engine(Frozen):
     """``command``: how it is told its cache, with {keys} and {values}, or with {both} where it has one format for the
-    two. ``plain``: its word for a cache that is not quantized; None: it cannot have that beside a quantized one.
-    ``skip``: what comes before the layers that it leaves unquantized; None: all layers are alike. ``mixed``: whether it
-    stores so beside layers of another kind than full attention. ``marks``: what names it in a command, ``also``: other
+    two. ``policies``: which formats of single layers it loads: fp16 for those it is told to ``skip``, one format
+    ``each`` for keys and values, or others at both ``ends``; None: not known. ``plain``: its word for a cache that is
+    not quantized; None: it cannot have that beside a quantized one. ``skip``: what comes before the layers that it
+    leaves unquantized; None: all layers are alike. ``mixed``: whether it stores so beside layers of another kind than
+    full attention. ``marks``: what names it in a command, ``also``: other
     words that it takes for its own, ``first``: the release that has a word, or a flag, first.
 
     How it sets aside memory: ``block``: tokens of a page, or that cells are padded to; ``windows``: what layers with a
@@ -32,12 +34,15 @@ class Engine(Frozen):
     and ``batches`` of them in flight; ``states``: how it holds states, None where that is not known; ``latent``: its
     words of the formats that it has for MLA, None: all; ``tensors``: it takes what its tensors do.
 
+    It reads a prompt ``chunk`` tokens at a time, or as many as ``batched_tokens`` say; 0: not known.
+
     ``source``: file and line in its own source at ``version``; ``evidence``: what others published of it."""
 
     version: str
     command: str
     plain: str | None = None
     skip: str | None = None
+    policies: Literal["skip", "each", "ends"] | None = None
     mixed: bool = True
     marks: str | None = None
     also: dict[str, str] = {}
@@ -64,12 +69,31 @@ class Engine(Frozen):
         card = (memory or 0) / 2**30
         return next((tokens for least, tokens in self.batched_tokens if card >= least), None)
 
+    @property
+    def prompt_chunk(self) -> int:
+        """Tokens of a prompt that it reads at once, on a small card; 0 where that is not known."""
+        return self.chunk or self.reads_at_once(None) or 0
+
     def in_windows(self, shape: ModelShape) -> bool | None:
         """Whether its layers with a window hold no more than that; None where that is not known."""
         if not isinstance(self.windows, dict):
             return None if self.windows is None else self.windows == "pages"
         found = self.windows.get(shape.architecture)
         return found if found is None or isinstance(found, bool) else found == shape.layers
+
+
+class Front(Frozen):
+    """A server that has formats of an ``engine``: its ``words`` for those, and where its own ``source`` has them."""
+
+    engine: str
+    version: str
+    source: str
+    words: dict[str, str]
+
+
+@cache
+def fronts() -> dict[str, Front]:
+    return {name: Front.model_validate(each) for name, each in engine_data()["front"].items()}
 
 
 @cache

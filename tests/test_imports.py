@@ -30,13 +30,13 @@ _TABLE = """
     methods: codebooks codecs engines errors frozen kernels shape
     complaints: errors
     spec: complaints errors frozen methods
-    presets: complaints errors frozen methods sizing spec
+    presets: complaints engines errors frozen methods sizing spec
     analysis: engines errors methods record sizing spec
     models: errors kernels machine methods settings shape sizing spec
     engine: codecs errors machine methods models record spec
     training: codebooks errors kernels machine methods models settings spec
     capture: engine errors machine methods models settings spec
-    sizing: codecs engines errors frozen methods shape spec
+    sizing: engines errors frozen methods shape spec
     pipeline: analysis capture codecs engine errors frozen logs machine methods models presets record settings
         sizing spec
     external: errors machine methods models pipeline record spec
@@ -45,7 +45,7 @@ _TABLE = """
     claims: capture codebooks codecs engine errors frozen machine methods models pipeline presets record settings
         spec training
     studies: analysis complaints errors limits logs machine models pipeline presets record spec
-    decision: analysis engines errors machine methods models pipeline record settings sizing spec studies
+    decision: analysis engines errors machine methods models pipeline presets record settings sizing spec studies
     advice: analysis complaints decision engines errors inspection methods models pipeline presets record shape
         sizing spec studies
     lm_eval: engine errors models spec

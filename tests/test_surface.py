@@ -48,6 +48,7 @@ SURFACE = {
         "room": "str | None",
         "engine": "str | None",
         "version": "str | None",
+        "batched_tokens": "int | None = None",
         "weights": "kvq_core.advice.report.WeightsFile",
         "plain_bytes": "int",
         "plain_fits": "bool | None",

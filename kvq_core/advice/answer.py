@@ -36,6 +36,7 @@ class Study:
     weights: WeightsFile
     longest: int = 0
     own_context: int | None = None
+    windows: bool = False  # whether layers attend to a sliding window, for which an engine's reserve hangs on more
     warnings: Sequence[str] = field(default_factory=tuple)
     nearest_context: int | None = None  # the longest that a lane which holds would fit
     pairs: Sequence[PairedDifference] = ()
@@ -52,6 +53,7 @@ def advice_of(study: Study, ask: Ask) -> Advice:
     choice = choose(found, study.options, study.pair)
     candidates = _candidates(found, study.options)
     told = Findings(study.options, found, choice, ask, study.fp16, study.weights, study.longest, study.own_context)
+    served = ask.served if study.windows else None
     kind = _kind(found, choice)
     by_label = {each.label: each for each in study.options}
     shown = by_label.get(choice.best or "") if kind != "few" else None
@@ -69,7 +71,7 @@ def advice_of(study: Study, ask: Ask) -> Advice:
         front=tuple(candidates),
         worst=tuple(_worst(study.table, choice.best)) if shown is not None else (),
         warnings=tuple(study.warnings),
-        untested=tuple(untested_of(told)),
+        untested=tuple(untested_of(told, served)),
         helps=tuple(helps_of(told, kind, study.nearest_context)),
         study=study.id,
         model=study.model,
@@ -80,6 +82,7 @@ def advice_of(study: Study, ask: Ask) -> Advice:
         room=told.room,
         engine=ask.engine,
         version=engines()[ask.engine].version if ask.engine in engines() else None,
+        batched_tokens=served and served.at_once,
         weights=study.weights,
         plain_bytes=round(study.fp16.size),
         plain_fits=study.fp16.fits,

@@ -63,6 +63,7 @@ class StudyQuestion:
             weights=self.own,
             longest=longest,
             own_context=self.shape.context or None,
+            windows=any(kind.kind == "sliding" for kind in self.shape.kinds),
             warnings=tuple(self._warnings(tried.why if isinstance(tried, Without) else "")),
             pairs=[pair for pair in self.result.pairs if pair.model == title],
         )

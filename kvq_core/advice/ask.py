@@ -7,6 +7,7 @@ from typing import Literal
 from kvq_core.analysis.verdict import TIERS, Tier
 from kvq_core.engines import engines
 from kvq_core.errors import SpecError, excerpt
+from kvq_core.sizing.count import ServedBy
 
 CONTEXT = 8_192  # tokens, where none is asked for
 MOST = 2**24  # tokens and sequences that may be asked for
@@ -63,7 +64,8 @@ def _number(text: str) -> float | None:
 @dataclass(frozen=True)
 class Ask:
     """At most one of ``memory`` (bytes that weights and cache share), ``cache`` (bytes of the cache alone) and ``bits``
-    (an element of keys and values) limits the room; None of them: the smallest cache is sought."""
+    (an element of keys and values) limits the room; None of them: the smallest cache is sought.
+    ``batched_tokens``: new tokens that the engine reads at once, None: as many as it does by itself on such a card."""
 
     tolerance: Tolerance
     context: int = CONTEXT
@@ -72,10 +74,13 @@ class Ask:
     cache: int | None = None
     bits: float | None = None
     engine: str | None = None
+    batched_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("context", "batch"):
+        for name in ("context", "batch", "batched_tokens"):
             value = getattr(self, name)
+            if name == "batched_tokens" and value is None:
+                continue
             if not isinstance(value, int) or not 1 <= value <= MOST:
                 raise SpecError(f"{name} = {excerpt(value)} is not allowed; give a whole number from 1 to {MOST:,}.")
         given = [name for name in ("memory", "cache", "bits") if getattr(self, name) is not None]
@@ -83,6 +88,13 @@ class Ask:
             raise SpecError(f"{' and '.join(given)} are given; give one of memory, cache and bits.")
         if self.bits is not None and not 0 < self.bits <= 16:
             raise SpecError(f"bits = {self.bits} is not allowed; give a number above 0, at most 16.")
+
+    @property
+    def served(self) -> ServedBy | None:
+        """The engine, where one is named whose reserve is known."""
+        if self.engine not in engines():
+            return None
+        return ServedBy(self.engine, self.memory, self.batched_tokens)
 
     @property
     def room(self) -> Literal["memory", "cache", "bits"] | None:

@@ -31,6 +31,7 @@ class DecisionRequest(SpecPart):
     batch: int = 1
     tolerance: str = "close"
     engine: str | None = None
+    batched_tokens: int | None = None
 
     @classmethod
     def of(cls, **given: Any) -> "DecisionRequest":
@@ -53,6 +54,7 @@ class DecisionRequest(SpecPart):
             cache=memory_of(self.cache) if self.cache else None,
             bits=self.bits,
             engine=engine_of(self.engine),
+            batched_tokens=self.batched_tokens,
         )
 
 

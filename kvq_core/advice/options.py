@@ -9,12 +9,11 @@ from kvq_core.advice.ask import Ask
 from kvq_core.advice.choice import Option
 from kvq_core.advice.report import WeightsFile
 from kvq_core.analysis.deploy import of_rules
-from kvq_core.engines import engines
 from kvq_core.errors import ModelError, SpecError, excerpt
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.lanes import rule_record
 from kvq_core.shape import ModelRef, ModelShape
-from kvq_core.sizing.count import CacheBytes, NotKnown, cache_bytes, fp16_bytes
+from kvq_core.sizing.count import CacheBytes, NotKnown, PlannedCache, fp16_bytes
 from kvq_core.sizing.fit import LONGEST, MEMORIES
 from kvq_core.sizing.layers import shape_of
 from kvq_core.sizing.reserve import allowance
@@ -36,7 +35,7 @@ class FitPlace:
     model: ModelRef | None = None
 
     def option(self, lane: Lane) -> Option:
-        found = self._held(lane, self.ask.context)
+        found = self._held(self._planned(lane), self.ask.context)
         if isinstance(found, NotKnown):
             return Option(lane.label, lane_data(lane), None, refused=f"its bytes are not known: {found.reason}")
         option = Option(
@@ -55,7 +54,7 @@ class FitPlace:
 
     def longest(self, lane: Lane) -> int:
         """The longest context, in tokens, at which a lane fits; 0 where none does."""
-        return self._longest(lane, self.ask.context)
+        return self._longest(self._planned(lane), self.ask.context)
 
     def contexts(self, lane: Lane) -> dict[int, int | None]:
         """The longest context that a lane fits with in each of MEMORIES, in GB, at most the model's own; None where the
@@ -64,18 +63,21 @@ class FitPlace:
             return dict.fromkeys(MEMORIES)
         most = self.shape.context or LONGEST
         given = {memory: replace(self.ask, memory=memory * 10**9, cache=None, bits=None) for memory in MEMORIES}
-        return {memory: replace(self, ask=ask)._longest(lane, most) for memory, ask in given.items()}
+        planned = self._planned(lane)
+        return {memory: replace(self, ask=ask)._longest(planned, most) for memory, ask in given.items()}
 
-    def _held(self, lane: Lane, context: int) -> CacheBytes | NotKnown:
+    def _planned(self, lane: Lane) -> PlannedCache:
+        return PlannedCache(lane, self.shape, model=self.model)
+
+    def _held(self, planned: PlannedCache, context: int) -> CacheBytes | NotKnown:
         """By the sequences asked for, all tokens of which are prompts."""
-        engine = self.ask.engine if self.ask.engine in engines() else None
-        return cache_bytes(lane, self.shape, context, context, self.ask.batch, engine, self.model, self.ask.memory)
+        return planned.bytes(context, context, self.ask.batch, self.ask.served)
 
-    def _longest(self, lane: Lane, most: int) -> int:
+    def _longest(self, planned: PlannedCache, most: int) -> int:
         low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2
-            held = self._held(lane, middle)
+            held = self._held(planned, middle)
             fits = isinstance(held, CacheBytes) and self._fits(held, middle)
             low, high = (middle, high) if fits else (low, middle - 1)
         return low

@@ -58,7 +58,8 @@ class Advice(SpecPart):
     cannot be told from another; none will do; or there are too few prompts. ``lane``: the recommended one as a lane has
     it, None where there is none; ``separates``: what it has over ``runner_up``, whose lane is ``runner_up_lane``;
     ``agreement``: the share of resamples of the prompts with the same recommendation; ``flags`` of the ``engine``, in
-    the ``version`` that was read, or ``unflagged``, why the lane has none; ``helps``: what would change the answer;
+    the ``version`` that was read, or ``unflagged``, why the lane has none; ``batched_tokens``: new tokens it was taken
+    to read at once, where its reserve hangs on them; ``helps``: what would change the answer;
     ``untested``: what nothing here says."""
 
     answer: str
@@ -87,6 +88,7 @@ class Advice(SpecPart):
     room: str | None
     engine: str | None
     version: str | None
+    batched_tokens: int | None = None
     weights: WeightsFile
     plain_bytes: int
     plain_fits: bool | None

@@ -12,6 +12,7 @@ from kvq_core.advice.evidence import Evidence
 from kvq_core.advice.report import WeightsFile
 from kvq_core.analysis.choice import RECOMMENDED_FROM
 from kvq_core.analysis.verdict import TIERS
+from kvq_core.sizing.count import ServedBy
 from kvq_core.sizing.reserve import allowance
 from kvq_core.sizing.units import size_text
 from kvq_core.studies.intervals import FEWEST, mean_interval
@@ -178,7 +179,8 @@ def _looser(told: Findings) -> Iterator[str]:
     yield "Find the layers that cost most, and leave these in fp16: python -m kvq_core layers."
 
 
-def untested_of(told: Findings) -> Iterator[str]:
+def untested_of(told: Findings, served: ServedBy | None = None) -> Iterator[str]:
+    """``served``: by what, where its reserve hangs on the tokens that it reads at once."""
     ask = told.ask
     yield "Speed: nothing was timed."
     yield f"Other prompts than the study's {len(told.found.prompts)}, and other weights."
@@ -186,6 +188,11 @@ def untested_of(told: Findings) -> Iterator[str]:
         yield f"Contexts beyond {told.longest:,} tokens, the longest that was run; {ask.context:,} were asked for."
     if any(not option.reserved for option in told.options) and ask.engine is not None:
         yield f"What {ask.engine} reserves beyond tensors, for the lanes where that is not known."
+    if served is not None and served.at_once:
+        yield (
+            f"{served.engine} with other --max-num-batched-tokens than {served.at_once:,}: its sliding layers have "
+            "room for a window and the tokens in flight."
+        )
     if told.weights.chosen:
         yield "What the file of the weights loses itself: loss is that of the cache alone."
 

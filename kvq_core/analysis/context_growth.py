@@ -6,23 +6,13 @@ windows and a basis stop mattering.
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from kvq_core.analysis.plans import lane_of, shape_of
 from kvq_core.errors import MethodError
 from kvq_core.methods import ModelShape
 from kvq_core.record.fields import Record
 from kvq_core.record.memory import FULL_PRECISION, Memory
-from kvq_core.sizing.count import (
-    CacheAt,
-    MeasuredWidth,
-    NotKnown,
-    Widths,
-    cache_bytes,
-    elements_of,
-    plan_on,
-    planned_bits,
-)
+from kvq_core.sizing.count import MeasuredWidth, NotKnown, PlannedCache, Widths
 from kvq_core.spec import Assignment, Lane
 
 
@@ -34,7 +24,7 @@ class Growth:
     lane: Lane
     widths: Widths
     shared_bytes: int
-    _plans: dict[ModelShape, tuple[Assignment, ...]] = field(default_factory=dict)
+    _planned: dict[ModelShape, PlannedCache] = field(default_factory=dict)
 
     @classmethod
     def of(cls, lane: Lane, memory: Memory, measured: ModelShape) -> "Growth":
@@ -44,27 +34,26 @@ class Growth:
         widths = {(p.number, p.tensor): width for p, width in found if width.bits is None or p.method.from_data}
         return cls(lane, widths, memory.shared_bytes)
 
-    @cached_property
-    def sliding(self) -> bool:
-        """Whether it quantizes layers with a window, too."""
-        return any(rule.sliding for rule in self.lane.every_rule)
+    def on(self, shape: ModelShape) -> PlannedCache:
+        """The lane on a shape, planned once for all lengths."""
+        if shape not in self._planned:
+            self._planned[shape] = PlannedCache(self.lane, shape, self.widths)
+        return self._planned[shape]
 
     def mean_bits(self, shape: ModelShape, tokens: int) -> float | None:
         """Bits of an element, keys and values together, all counted; None where they are not known."""
-        if shape not in self._plans:
-            self._plans[shape] = plan_on(self.lane, shape)
         try:
-            return planned_bits(self._plans[shape], self.sliding, CacheAt(shape, tokens, tokens), self.widths)
+            return self.on(shape).bits(tokens, tokens)
         except MethodError:
             return None
 
     def shared_bits(self, shape: ModelShape, tokens: int) -> float:
         """What model-wide tensors would add to an element's bits, on the model that was measured."""
-        return 8 * self.shared_bytes / elements_of(self.sliding, CacheAt(shape, tokens, tokens))
+        return 8 * self.shared_bytes / self.on(shape).elements(tokens)
 
     def nbytes(self, shape: ModelShape, tokens: int, batch: int) -> int | None:
         """Bytes of the caches of ``batch`` such prompts, windows and states among them; None where not known."""
-        found = cache_bytes(self.lane, shape, tokens, tokens, batch, widths=self.widths)
+        found = self.on(shape).bytes(tokens, tokens, batch)
         return None if isinstance(found, NotKnown) else found.tensors
 
 

@@ -7,6 +7,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvq_core.cli.fit import BATCHED
 from kvq_core.cli.output import as_json, columns
 from kvq_core.cli.study import PAGE, WORKERS, StudyBar, count
 from kvq_core.errors import SpecError, StoreError
@@ -20,7 +21,7 @@ EXAMPLES = (
     "  python -m kvq_core advise --study 0123456789abcdef --bits 5 --tolerance marginal --out advice.md"
 )
 KINDS = (".md", ".html")
-ASKED = ("memory", "cache", "bits", "context", "batch", "tolerance", "engine")
+ASKED = ("memory", "cache", "bits", "context", "batch", "tolerance", "engine", "batched_tokens")
 
 
 def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) -> None:
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) ->
         "--tolerance", default="close", help="close, marginal, a mean KLD in nats, or task:SHARE of tasks lost (close)"
     )
     parser.add_argument("--engine", help="the engine that flags are for, such as vllm or llama.cpp")
+    parser.add_argument("--batched-tokens", metavar="TOKENS", type=int, help=BATCHED)
     parser.add_argument(
         "--weights",
         metavar="FILE",

@@ -10,10 +10,10 @@ from kvq_core.errors import ModelError, SpecError
 from kvq_core.sizing.units import size_text
 
 if TYPE_CHECKING:
-    from kvq_core.models import LoadedModel
     from kvq_core.shape import LayerKind
     from kvq_core.sizing.fit import Fit, FitRequest, Reserve
 
+BATCHED = "new tokens that vLLM reads at once, its --max-num-batched-tokens (as vLLM takes by card)"
 MOST = 2**24  # tokens and sequences that may be asked for
 
 
@@ -21,8 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", metavar="SIZE", help="memory that weights and cache are to fit into, such as 24GB")
     parser.add_argument("--context", metavar="TOKENS", type=int, help="tokens of a sequence (at most 8,192 otherwise)")
     parser.add_argument("--batch", metavar="N", type=int, default=1, help="sequences at once (1)")
-    said = "new tokens that vLLM reads at once, its --max-num-batched-tokens (as vLLM takes by card)"
-    parser.add_argument("--batched-tokens", metavar="TOKENS", type=int, help=said)
+    parser.add_argument("--batched-tokens", metavar="TOKENS", type=int, help=BATCHED)
 
 
 def is_at_once(arguments: argparse.Namespace) -> bool:
@@ -41,16 +40,6 @@ def asked_for(arguments: argparse.Namespace) -> "FitRequest":
         if value is not None and not 1 <= value <= MOST:
             raise SpecError(f"{name} = {value} is not allowed; give a whole number from 1 to {MOST:,}.")
     return FitRequest(memory=memory_of(arguments.memory) if arguments.memory else None, **given)
-
-
-def fit_of_loaded(model: "LoadedModel", asked: "FitRequest") -> "Fit":
-    """Of a model in memory, beside its weights as its files hold them, or in 16 bits."""
-    from kvq_core.sizing.fit import fit
-    from kvq_core.sizing.layers import shape_of
-    from kvq_core.sizing.weights import weights_in_memory
-
-    weights = weights_in_memory(model.weights_bytes, sum(weight.numel() for weight in model.model.parameters()))
-    return fit(model.title, shape_of(model.model.config.to_dict()), weights, asked)
 
 
 def fit_of_path(given: str, asked: "FitRequest") -> "Fit | None":

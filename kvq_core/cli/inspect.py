@@ -74,11 +74,12 @@ def _looked_at(arguments: argparse.Namespace, asked: "FitRequest") -> "tuple[Ins
     """Raises ModelError where the model cannot be had, or not be run."""
     arguments.quiet()
     from kvq_core.inspection import inspect_model
+    from kvq_core.inspection.fits import fit_of_loaded
     from kvq_core.models import load
 
     with redirect_stdout(sys.stderr), Bar() as bar:
         found = inspect_model(arguments.model, arguments.revision, remedies=not arguments.no_remedies, progress=bar)
-        return found, fit_cli.fit_of_loaded(load(arguments.model, arguments.revision), asked)
+        return found, fit_of_loaded(load(arguments.model, arguments.revision), asked)
 
 
 def _print_fit(arguments: argparse.Namespace, fits: "Fit", unknown: str) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 from kvq_core.decision.layer_plans import FP16, Candidate, LayerPlan
 from kvq_core.decision.pasted_words import scan, settings
 from kvq_core.decision.spaces import words_in
-from kvq_core.engines import UNRELEASED, engines
+from kvq_core.engines import UNRELEASED, engines, fronts
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods import LayerKind, Method, make
-from kvq_core.sizing.formats import formats
+from kvq_core.presets.formats import formats
 from kvq_core.spec import Lane
 
 # Engines by what is told of them; where several have a flag, the first is meant whose formats the words are, unless the
@@ -19,8 +19,6 @@ from kvq_core.spec import Lane
 _UNROTATED = re.compile(r"LLAMA_ATTN_ROT_DISABLE\W+1")
 _CALLED = ("ctk", "ctv")
 _TURNS = {"-khad", "-vhad"}
-_OLLAMA = ("f16", "q8_0", "q4_0")  # fs/ggml/ggml.go, SupportsKVCacheType; whether its build rotates is not known
-_LMDEPLOY = {"0": "auto", "16": "fp8", "17": "fp8_e5m2"}  # messages.py, QuantPolicy, as vLLM calls them
 _NEAREST = "The nearest is per_token with bits = {}, group_size = {}, residual_length = 0."
 KNOWN = "-ctk q8_0 -ctv q4_0, --kv-cache-dtype fp8, -cq 8,4, cache_config={...}, OLLAMA_KV_CACHE_TYPE=q8_0"
 
@@ -90,11 +88,11 @@ def engine_formats() -> tuple[Candidate, ...]:
     that, as its fork stores them."""
     found = []
     for each in formats():
-        method = make(each.method, **each.knobs)
+        method, knobs = each.lane.build(), each.lane.knobs
         if method.quantizes:
             found.append(Candidate(each.name, method))
         if "rotate" in type(method).model_fields and "llama.cpp" in method.cache_types:
-            found.append(Candidate(f"{each.name} unrotated", make(each.method, **each.knobs, rotate=False)))
+            found.append(Candidate(f"{each.name} unrotated", make(method.name, **knobs, rotate=False)))
     return tuple(found)
 
 
@@ -173,9 +171,8 @@ def _read(command: str) -> dict[str, Any]:
         keys, _, values = given["cq"].partition(",")
         given |= {"ctk": keys, "ctv": values or keys}
     if (word := given["ollama"]) is not None:
-        if word.lower() not in _OLLAMA:
-            raise SpecError(f"Ollama has no format {excerpt(word)}; known: {', '.join(_OLLAMA)}.")
-        given |= {"ctk": word.lower(), "ctv": word.lower()}
+        own = _of_front("Ollama", word.lower())
+        given |= {"ctk": own, "ctv": own}
     if (bits := given["kv_bits"]) is not None:  # mlx_lm/models/cache.py, QuantizedKVCache: mx.quantize in groups of 64
         nearest = _NEAREST.format(bits, given["kv_group"] or 64)
         raise SpecError(f"mlx-lm's --kv-bits {bits}, a scale and a bias a group, is no format here. {nearest}")
@@ -183,11 +180,16 @@ def _read(command: str) -> dict[str, Any]:
     if given["generate"] == "dynamic" or (plain and "from_pretrained" in command):  # code of transformers
         given["ctk"] = given["ctv"] = "bf16" if plain and plain.endswith("bfloat16") else "f16"
     if (policy := given["quant_policy"]) is not None:
-        if policy not in _LMDEPLOY:
-            nearest = f" {_NEAREST.format(policy, 'a head')}" if policy in ("4", "8") else ""
-            raise SpecError(f"LMDeploy's {policy} is no format here; known: {', '.join(_LMDEPLOY)}.{nearest}")
-        given["both"] = _LMDEPLOY[policy]
+        given["both"] = _of_front("LMDeploy", policy, _NEAREST.format(policy, "a head") if policy in ("4", "8") else "")
     return given
+
+
+def _of_front(name: str, word: str, nearest: str = "") -> str:
+    """The engine's word for a server's. Raises SpecError."""
+    known = fronts()[name].words
+    if word not in known:
+        raise SpecError(f"{name} has no format {excerpt(word)} here; known: {', '.join(known)}. {nearest}".rstrip())
+    return known[word]
 
 
 def _ends(given: dict[str, Any], flag: str, words: dict[str, str], layers: int, plain: str) -> tuple[str, ...]:

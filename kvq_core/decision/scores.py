@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
-from kvq_core.decision.layer_plans import FP16, TOKENS, Candidate
+from kvq_core.decision.layer_plans import FP16, Candidate
 from kvq_core.decision.solver import Costs
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.machine.files import alone, keep_memo, read_memo
-from kvq_core.methods import ModelShape
+from kvq_core.methods import ModelShape, make
 from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.settings import settings
 from kvq_core.spec import TENSORS, Tensor
@@ -77,13 +77,13 @@ class Sensitivity(SpecPart):
         """What the solver takes."""
         candidates = [Candidate.parse(name) for name in self.formats]
         means = {(s.format, s.tensor, s.layer): s.kld_mean for s in self.scores()}
-        plain = 2 * shape.kv_heads * shape.head_dim
+        plain = Candidate(FP16, make(FP16))
         loss, nbytes = [], []
         for tensor in TENSORS:
             sizes = [each.layer_bytes(tensor, shape) for each in candidates]
             own = [[means[name, tensor, layer] for name in self.formats] for layer in range(self.layers)]
             loss.append([[*row, 0.0] for row in own])
-            nbytes.append([[*sizes, plain * TOKENS]] * self.layers)
+            nbytes.append([[*sizes, plain.layer_bytes(tensor, shape)]] * self.layers)
         return Costs((*self.formats, FP16), np.array(loss), np.array(nbytes))
 
 

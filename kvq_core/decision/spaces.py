@@ -13,12 +13,9 @@ from kvq_core.engines import engines
 from kvq_core.errors import SpecError, excerpt
 
 Solve = Callable[[Costs, int], SolvedPolicy]
-# an engine as the command names it: its name elsewhere, and how its policies are found
-SPACES: dict[str, tuple[str, Solve]] = {
-    "vllm": ("vLLM", skip_list),
-    "llama.cpp": ("llama.cpp", one_each),
-    "ik_llama.cpp": ("ik_llama.cpp", ends_apart),
-}
+_SOLVERS: dict[str, Solve] = {"skip": skip_list, "each": one_each, "ends": ends_apart}
+# engines whose policies are known, as the command names them
+SPACES = {name.lower(): name for name, row in engines().items() if row.policies}
 MODELOPT = "modelopt"  # whose policies are a file
 
 
@@ -29,7 +26,7 @@ def engine_title(engine: str) -> str:
     if engine not in SPACES:
         names = ", ".join([*SPACES, MODELOPT])
         raise SpecError(f"engine = {excerpt(engine)} is not allowed; policies are known of {names}.")
-    return SPACES[engine][0]
+    return SPACES[engine]
 
 
 def version_of(engine: str) -> str:
@@ -64,7 +61,8 @@ def solve(costs: Costs, budget: int, engine: str | None, candidates: Sequence[Ca
         )
     if engine == MODELOPT:
         return by_layer(costs, budget, list(modelopt.pairs(candidates)))
-    found = SPACES[engine][1](costs.only(tuple(own)), budget)
+    solver = _SOLVERS[engines()[SPACES[engine]].policies or ""]
+    found = solver(costs.only(tuple(own)), budget)
     return SolvedPolicy.of(found.plan, costs)
 
 
@@ -74,7 +72,7 @@ def flags(engine: str, plan: LayerPlan, candidates: Sequence[Candidate]) -> str:
     if engine == MODELOPT:
         return modelopt.exported(plan, candidates)
     words, command = words_of(engine, candidates), engines()[name].command
-    if engine == "vllm":
+    if engines()[name].policies == "skip":
         stored = [each for each in plan.keys if each != FP16]
         skipped = [str(layer) for layer, each in enumerate(plan.keys) if each == FP16]
         said = command.format(both=words[stored[0]] if stored else words[FP16])

@@ -3,6 +3,7 @@ and with each transform."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from kvq_core.analysis.deploy import of_rules
@@ -11,7 +12,8 @@ from kvq_core.decision.layer_plans import TOKENS, Candidate
 from kvq_core.errors import SpecError
 from kvq_core.methods import LayerKind, Method, ModelShape
 from kvq_core.pipeline.lanes import rule_record
-from kvq_core.spec import TENSORS, Lane
+from kvq_core.sizing.count import CacheBytes, cache_bytes
+from kvq_core.spec import Lane
 
 FORMATS = 10  # that are measured, those of the most bytes that fit
 # words for each transform of a format, and what a rule says of it
@@ -42,19 +44,18 @@ def deployed_lanes(
     """Of at most ``budget`` bytes, labelled by their numbers; of an engine that is named only what its flags can say.
     ``but``: formats that are candidates, which are left out as they are."""
     every = [each for each in engine_formats() if each.why_not(shape) is None and not _windowed(each.method)]
-    own = [each for each in every if _bytes(each, shape) <= budget]
-    own = sorted(own, key=lambda each: -_bytes(each, shape))[:FORMATS]
+    sizes = {each: _taken(Lane.model_validate(each.data), shape) for each in every}
+    own = sorted((each for each in every if sizes[each] <= budget), key=lambda each: -sizes[each])[:FORMATS]
     plain = {each.method for each in but}
     found: list[DeployedLane] = []
     for candidate in own:
         for words, transform in TRANSFORMS.items():
-            more = shape.layers * shape.kv_heads * shape.head_dim * 2 if "center" in transform else 0
             lane = _lane(candidate, transform, f"offered {len(found)}")
             known = not transform and candidate.method in plain
-            if lane is None or known or _bytes(candidate, shape) + more > budget or lane.why_not(shape):
+            if lane is None or known or lane.why_not(shape) or (nbytes := _taken(lane, shape)) > budget:
                 continue
             if engine is None or flags_of(lane, engine, shape.kinds) is not None:
-                found.append(DeployedLane(lane, _bytes(candidate, shape) + more, f"{candidate.name}{words}"))
+                found.append(DeployedLane(lane, round(nbytes), f"{candidate.name}{words}"))
     return found
 
 
@@ -69,8 +70,10 @@ def _windowed(method: Method) -> bool:
     return any(window.packed(TOKENS) < TOKENS for window in method.windows())
 
 
-def _bytes(candidate: Candidate, shape: ModelShape) -> int:
-    return shape.layers * sum(candidate.layer_bytes(tensor, shape) for tensor in TENSORS)
+def _taken(lane: Lane, shape: ModelShape) -> float:
+    """Bytes of TOKENS tokens; none are enough of a lane whose bytes are not known."""
+    found = cache_bytes(lane, shape, TOKENS, TOKENS)
+    return found.tensors if isinstance(found, CacheBytes) else inf
 
 
 def _lane(candidate: Candidate, transform: dict[str, Any], label: str) -> Lane | None:

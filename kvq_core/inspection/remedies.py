@@ -9,7 +9,7 @@ from kvq_core.engine.fidelity import Fidelity
 from kvq_core.engine.lane_state import LaneState
 from kvq_core.inspection.report import Remedy, spans
 from kvq_core.methods import ModelShape
-from kvq_core.sizing.count import plan_bytes, plan_on
+from kvq_core.sizing.count import PlannedCache
 from kvq_core.spec import Lane
 
 BYTES_AT = 4_096  # tokens of the context that bytes are told for
@@ -60,8 +60,8 @@ class MeasuredRemedy:
         """Bytes stored beyond the plain lane's for a context, at most, with windows at their fullest; and those of them
         that are stored once, whatever the context."""
         lengths = range(tokens - _FILLING + 1, tokens + 1)
-        plans = [plan_on(each.lane, shape) for each in (self, plain)]
-        own, other = ([plan_bytes(plan, shape, n, n) for n in lengths] for plan in plans)
+        caches = [PlannedCache(each.lane, shape) for each in (self, plain)]
+        own, other = ([cache.more(n, n) for n in lengths] for cache in caches)
         more = max(a.block + a.once - b.block - b.once for a, b in zip(own, other, strict=True))
         return round(more), round(own[-1].once - other[-1].once)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from kvq_core.engines import UNRELEASED, first_release
+from kvq_core.engines import UNRELEASED, engines, first_release
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,16 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Home:
-    """How the engine that a method is known from reads a prompt through its cache: in chunks of ``chunk`` tokens, whose
-    own keys and values it reads as computed (``raw``) or as the cache stores them (``stored``)."""
+    """How the engine that a method is known from reads a prompt through its cache: in chunks, whose own keys and values
+    it reads as computed (``raw``) or as the cache stores them (``stored``)."""
 
     engine: str
-    chunk: int
     own_chunk: Literal["raw", "stored"]
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of one, as the engine's row has them."""
+        return engines()[self.engine].prompt_chunk
 
 
 CONFIG = {  # transformers' own of a QuantizedCache

@@ -1,17 +1,19 @@
 """Lanes that meet one budget: every family of methods at all its widths, and of each the knobs that meet it."""
 
 import json
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import product
+from math import inf
 from typing import Any, NamedTuple
 
 from kvq_core.errors import KvqError
 from kvq_core.methods import ModelShape, make
 from kvq_core.methods.svdq.method import NAMED
-from kvq_core.sizing.count import CacheAt, planned_bits
-from kvq_core.spec import Assignment, Lane
+from kvq_core.sizing.count import CacheAt, PlannedCache
+from kvq_core.spec import Lane
 
 LaneData = dict[str, Any]
 
@@ -138,7 +140,7 @@ def _solved(family: str, budget: float, at: CacheAt) -> LaneData | None:
         known += _sized(lane, at)
     met = [one for one in known if abs(one[0] - budget) <= NEAR * budget]
     if not met:
-        for lane in between(family):
+        for lane in _between(family, budget, at):
             found = _sized(lane, at)
             known += found
             if met := [one for one in found if abs(one[0] - budget) <= NEAR * budget]:
@@ -154,18 +156,31 @@ def _solved(family: str, budget: float, at: CacheAt) -> LaneData | None:
     return {**lane, "label": f"{says} {budget:g}: {_words(lane)}"}
 
 
+def _between(family: str, budget: float, at: CacheAt) -> Iterable[LaneData]:
+    """What is tried; of QAQ, whose bits fall with their target, only the first that takes no more than the budget."""
+    every = list(between(family))
+    if family != "QAQ":
+        return every
+
+    def falling(lane: LaneData) -> float:
+        return -next((bits for bits, _ in _sized(lane, at)), inf)
+
+    first = bisect_left(every, -budget * (1 + NEAR), key=falling)
+    return every[first : first + 1] or every[-1:]
+
+
 def _sized(lane: LaneData, at: CacheAt) -> list[tuple[float, LaneData]]:
     """A lane with its bits; nothing where it cannot run."""
     planned = _planned(json.dumps(lane), at.shape)
-    return [] if planned is None else [(planned_bits(*planned, at), lane)]
+    return [] if planned is None else [(planned.bits(at.prompt, at.tokens), lane)]
 
 
 @lru_cache(4096)  # a solve asks for hundreds of lanes, the next one, of another length, for the same
-def _planned(lane: str, shape: ModelShape) -> tuple[tuple[Assignment, ...], bool] | None:
-    """The plan of a lane given as JSON, and whether it quantizes layers of windows; None where it cannot run."""
+def _planned(lane: str, shape: ModelShape) -> PlannedCache | None:
+    """A lane given as JSON on a shape; None where it cannot run."""
     try:
         built = Lane.model_validate({"label": "-", **json.loads(lane)})
-        return None if built.why_not(shape) else (built.plan(shape), any(rule.sliding for rule in built.every_rule))
+        return None if built.why_not(shape) else PlannedCache(built, shape)
     except KvqError:
         return None
 

@@ -4,12 +4,14 @@ same in the tensors that it holds."""
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 
+from kvq_core.engines import engines
 from kvq_core.errors import MethodError
 from kvq_core.methods import LayerKind, Method, ModelRef, ModelShape
-from kvq_core.sizing.engine_format import reserved_in
+from kvq_core.sizing.reserve import pages, reserved_bytes
 from kvq_core.sizing.stored import Bytes, Encoded, learned_bytes
 from kvq_core.spec import TENSORS, Assignment, Lane, Tensor
 
@@ -64,42 +66,20 @@ Widths = Mapping[tuple[int, Tensor], MeasuredWidth]  # by a rule's number and it
 NONE: Widths = MappingProxyType({})
 
 
-def cache_bytes(
-    lane: Lane,
-    shape: ModelShape,
-    prompt: int,
-    tokens: int,
-    batch: int = 1,
-    engine: str | None = None,
-    model: ModelRef | None = None,
-    memory: int | None = None,
-    widths: Widths = NONE,
-) -> CacheBytes | NotKnown:
-    """Of ``batch`` sequences of ``tokens`` tokens each, the first ``prompt`` of which entered together and the others
-    one by one. Layers with a window hold the tokens in it. ``engine``: one of ``engines``, on a card with so many
-    bytes of ``memory``; ``model``: whose learned data is meant, where it is known; ``widths``: those that a run
-    measured."""
-    plan = plan_on(lane, shape)
-    states = shape.dtype_bytes * sum(kind.conv + kind.recurrent for kind in shape.kinds)
-    try:
-        total = plan_bytes(plan, shape, prompt, tokens, widths)
-        reserved = None if engine is None else reserved_in(engine, lane.label, plan, shape, tokens, batch, memory)
-    except MethodError as error:
-        return NotKnown(str(error))
-    methods = list(dict.fromkeys(part.method for part in plan))
-    return CacheBytes(
-        batch * (fp16_bytes(shape, tokens) + states + _whole(total.block + total.once)),
-        shared=round(total.model),
-        host_copy=batch * _whole(total.host),
-        reserved=reserved,
-        from_data=tuple(dict.fromkeys(f"{m.name}: {m.from_data}" for m in methods if m.from_data)),
-        learned=tuple(dict.fromkeys(_learned(m, model) for m in methods if m.learned)),
-    )
+@dataclass(frozen=True)
+class ServedBy:
+    """An engine, one of ``engines``, on a card with so many bytes of ``memory``, None: a small one. ``batched_tokens``:
+    new tokens that it reads at once, None: as many as it does by itself on such a card."""
 
+    engine: str
+    memory: int | None = None
+    batched_tokens: int | None = None
 
-def fp16_bytes(shape: ModelShape, tokens: int) -> int:
-    """Of keys and values in fp16 of what each layer keeps of a context, states left out."""
-    return sum(FP16 * kind.elements * kind.tokens(tokens) for kind in shape.kinds)
+    @property
+    def at_once(self) -> int | None:
+        """New tokens read at once; None where what the engine sets aside does not hang on them."""
+        own = engines()[self.engine].reads_at_once(self.memory)
+        return own and (self.batched_tokens or own)
 
 
 @dataclass(frozen=True)
@@ -111,64 +91,136 @@ class CacheAt:
     tokens: int
 
 
-def bits_of(lane: Lane, at: CacheAt) -> float:
-    """An element of keys and values together, of the layers that the lane can quantize: full-precision windows, layers
-    that stay fp16 among them, and what is stored once a layer are counted. A run's ``memory`` counts the same in real
-    tensors. Raises MethodError."""
-    return planned_bits(plan_on(lane, at.shape), any(rule.sliding for rule in lane.every_rule), at)
+@dataclass(frozen=True)
+class PlannedCache:
+    """A lane on a model's shape, planned once and counted at any length. Layers that hold a latent in place of keys and
+    values are quantized as full ones. ``widths``: those that a run measured; ``model``: whose learned data is meant,
+    where it is known."""
 
+    lane: Lane
+    shape: ModelShape
+    widths: Widths = field(default_factory=dict)
+    model: ModelRef | None = None
 
-def planned_bits(plan: tuple[Assignment, ...], sliding: bool, at: CacheAt, widths: Widths = NONE) -> float:
-    """``bits_of`` a lane whose plan is known; ``sliding``: whether it quantizes layers of windows, too; ``widths``:
-    those that a run measured."""
-    elements = elements_of(sliding, at)
-    more = plan_bytes(plan, at.shape, at.prompt, at.tokens, widths)
-    return 8 * FP16 + 8 * (more.block + more.once) / elements if elements else 8.0 * FP16
+    @cached_property
+    def plan(self) -> tuple[Assignment, ...]:
+        held = [layer for layer, kind in enumerate(self.shape.kinds) if kind.elements]
+        return self.lane.plan_of(held, self.shape.windowed, self.shape.stateful)
 
+    def bytes(self, prompt: int, tokens: int, batch: int = 1, served: ServedBy | None = None) -> CacheBytes | NotKnown:
+        """Of ``batch`` sequences of ``tokens`` tokens each, the first ``prompt`` of which entered together and the
+        others one by one. Layers with a window hold the tokens in it."""
+        try:
+            more = self.more(prompt, tokens)
+            tensors = self._tensors(more, tokens, batch)
+            reserved = None if served is None else self.reserved(served, tokens, batch)
+        except MethodError as error:
+            return NotKnown(str(error))
+        methods = list(dict.fromkeys(part.method for part in self.plan))
+        return CacheBytes(
+            tensors,
+            shared=round(more.model),
+            host_copy=batch * _whole(more.host),
+            reserved=reserved,
+            from_data=tuple(dict.fromkeys(f"{m.name}: {m.from_data}" for m in methods if m.from_data)),
+            learned=tuple(dict.fromkeys(_learned(m, self.model) for m in methods if m.learned)),
+        )
 
-def elements_of(sliding: bool, at: CacheAt) -> int:
-    """Of keys and values that a lane can quantize."""
-    kinds = [at.shape.kinds[layer] for layer in (at.shape.keyed if sliding else at.shape.full)]
-    return sum(kind.tokens(at.tokens) * kind.kv_heads * (kind.key_dim + kind.value_dim) for kind in kinds)
+    def reserved(self, served: ServedBy, tokens: int, batch: int) -> int | None:
+        """Bytes that an engine sets aside for so many prompts; None where it is not known how, or layers or tokens
+        differ in the plan. Raises MethodError."""
+        if self._pages is None:
+            return None
+        if engines()[served.engine].tensors:
+            return self._tensors(self.more(tokens, tokens), tokens, batch)
+        words = {part.method.cache_types.get(served.engine, "") for part in self.plan}
+        return reserved_bytes(served.engine, words, self._pages, self.shape, tokens, batch, served.at_once)
 
+    def _tensors(self, more: Bytes, tokens: int, batch: int) -> int:
+        return batch * (fp16_bytes(self.shape, tokens) + self._states + _whole(more.block + more.once))
 
-def plan_on(lane: Lane, shape: ModelShape) -> tuple[Assignment, ...]:
-    """The lane's plan for a shape; layers that hold a latent in place of keys and values are quantized as full ones."""
-    held = [layer for layer, kind in enumerate(shape.kinds) if kind.elements]
-    return lane.plan_of(held, shape.windowed, shape.stateful)
-
-
-def plan_bytes(
-    plan: tuple[Assignment, ...], shape: ModelShape, prompt: int, tokens: int, widths: Widths = NONE
-) -> Bytes:
-    """What all layers take more than in fp16. Raises MethodError where a method cannot store a layer's heads."""
-    total = Bytes()
-    for part in plan:
-        for kind, count in Counter(shape.kinds[layer] for layer in part.layers).items():
-            own = part_bytes(part, kind, prompt, tokens, widths.get((part.number, part.tensor)))
+    def more(self, prompt: int, tokens: int) -> Bytes:
+        """What all layers take more than in fp16. Raises MethodError where a method cannot store a layer's heads."""
+        total = Bytes()
+        for part, kind, count in self._parts:
+            own = _part_bytes(part, kind, prompt, tokens, self.widths.get((part.number, part.tensor)))
             total = Bytes(*(a + count * b for a, b in zip(total, own, strict=True)))
-    return total
+        return total
+
+    def bits(self, prompt: int, tokens: int) -> float:
+        """An element of keys and values together, of the layers that the lane can quantize: full-precision windows,
+        layers that stay fp16 among them, and what is stored once a layer are counted. A run's ``memory`` counts the
+        same in real tensors. Raises MethodError."""
+        elements, more = self.elements(tokens), self.more(prompt, tokens)
+        return 8 * FP16 + 8 * (more.block + more.once) / elements if elements else 8.0 * FP16
+
+    def elements(self, tokens: int) -> int:
+        """Of keys and values that the lane can quantize."""
+        kinds = [self.shape.kinds[layer] for layer in (self.shape.keyed if self._sliding else self.shape.full)]
+        return sum(kind.tokens(tokens) * kind.kv_heads * (kind.key_dim + kind.value_dim) for kind in kinds)
+
+    @cached_property
+    def _sliding(self) -> bool:
+        """Whether it quantizes layers with a window, too."""
+        return any(rule.sliding for rule in self.lane.every_rule)
+
+    @cached_property
+    def _states(self) -> int:
+        return self.shape.dtype_bytes * sum(kind.conv + kind.recurrent for kind in self.shape.kinds)
+
+    @cached_property
+    def _parts(self) -> tuple[tuple[Assignment, LayerKind, int], ...]:
+        """What each rule stores of a kind of layers, and how many there are. Raises MethodError where it cannot."""
+        kinds = self.shape.kinds
+        counted = ((part, Counter(kinds[layer] for layer in part.layers)) for part in self.plan)
+        found = tuple((part, kind, count) for part, held in counted for kind, count in held.items())
+        for part, kind, _ in found:
+            dim = _dims(kind)[TENSORS.index(part.tensor)]
+            if dim and (reason := part.method.why_not(_of_one(kind, dim))):
+                raise MethodError(f"{part.method.name}: {reason}.")
+        return found
+
+    @cached_property
+    def _pages(self) -> Mapping[LayerKind, float] | None:
+        return pages(self.plan, self.shape)
+
+
+def cache_bytes(
+    lane: Lane,
+    shape: ModelShape,
+    prompt: int,
+    tokens: int,
+    batch: int = 1,
+    served: ServedBy | None = None,
+    model: ModelRef | None = None,
+    widths: Widths = NONE,
+) -> CacheBytes | NotKnown:
+    """``PlannedCache.bytes`` of a lane at one length."""
+    return PlannedCache(lane, shape, widths, model).bytes(prompt, tokens, batch, served)
+
+
+def fp16_bytes(shape: ModelShape, tokens: int) -> int:
+    """Of keys and values in fp16 of what each layer keeps of a context, states left out."""
+    return sum(FP16 * kind.elements * kind.tokens(tokens) for kind in shape.kinds)
 
 
 def tensor_bytes(lane: Lane, tensor: Tensor, kind: LayerKind, tokens: int) -> int:
     """Of keys, or of values, of one layer by itself, of a prompt of ``tokens``. Raises MethodError."""
     shape = ModelShape.of_layers((kind,), kind.kv_heads, 0)
-    plain = FP16 * kind.tokens(tokens) * kind.kv_heads * (kind.key_dim if tensor == "keys" else kind.value_dim)
-    own = plan_bytes(tuple(part for part in plan_on(lane, shape) if part.tensor == tensor), shape, tokens, tokens)
-    return plain + _whole(own.block + own.once)
+    plain = FP16 * kind.tokens(tokens) * kind.kv_heads * _dims(kind)[TENSORS.index(tensor)]
+    parts = [part for part in PlannedCache(lane, shape).plan if part.tensor == tensor]
+    own = [_part_bytes(part, kind, tokens, tokens) for part in parts]
+    return plain + _whole(sum(each.block + each.once for each in own))
 
 
-def part_bytes(
+def _part_bytes(
     part: Assignment, kind: LayerKind, prompt: int, tokens: int, width: MeasuredWidth | None = None
 ) -> Bytes:
     """What a layer of the kind takes more than in fp16, by one rule and tensor, at the ``width`` that a run measured
     where that is given. Raises MethodError."""
-    held, at = kind.tokens(tokens), TENSORS.index(part.tensor)
-    dims = (kind.key_dim, kind.value_dim)
+    held, at, dims = kind.tokens(tokens), TENSORS.index(part.tensor), _dims(kind)
     if not dims[at]:
         return Bytes()
-    if reason := part.method.why_not(_of_one(kind, dims[at])):
-        raise MethodError(f"{part.method.name}: {reason}.")
     total, packed, streams = Bytes(), 0, 0
     for start, count, times, later in part.blocks(min(prompt, held), held):
         packed += count * times
@@ -185,6 +237,10 @@ def part_bytes(
         return Bytes(float(spared))
     once = (total.once + (_before_codec(part, kind) if at == 0 else 0)) * max(streams, 1)
     return total._replace(block=total.block - (0 if part.beside else spared), once=once)
+
+
+def _dims(kind: LayerKind) -> tuple[int, int]:
+    return kind.key_dim, kind.value_dim
 
 
 def _before_codec(part: Assignment, kind: LayerKind) -> int:

@@ -1,10 +1,10 @@
 """What fits: for every format its tensors' bytes, what engines reserve for them, and the longest contexts that fit
 beside the weights."""
 
-import math
 import re
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from kvq_core.engines import engines
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.frozen import Frozen
 from kvq_core.shape import LayerKind, ModelShape
-from kvq_core.sizing.formats import FormatBits, formats
-from kvq_core.sizing.reserve import Allowance, Stack, allowance, reserved_bytes
+from kvq_core.sizing.count import NotKnown, PlannedCache, ServedBy
+from kvq_core.sizing.reserve import Allowance, allowance
 from kvq_core.sizing.weights import Weights
+from kvq_core.spec import Lane
 
 MEMORIES = (16, 24, 48, 80, 141)  # GB of common GPUs
 CONTEXT = 8_192  # tokens, where none is asked for
@@ -23,6 +24,15 @@ LONGEST = 2**20  # tokens looked at where a model's own context is not known
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([TGM]i?)?(B?)", re.IGNORECASE)
 _UNITS = {"t": 10**12, "ti": 2**40, "g": 10**9, "gi": 2**30, "m": 10**6, "mi": 2**20}
 _GB = 1024  # a number alone up to here can be GB only: as bytes, or as MB, no model fits into it
+
+
+@dataclass(frozen=True)
+class ShippedFormat:
+    """A format that engines ship: ``name`` in words, the lane that stores so, and what engines call it."""
+
+    name: str
+    lane: Lane
+    engines: dict[str, str]
 
 
 class Reserve(Frozen):
@@ -106,7 +116,7 @@ def is_configuration(place: str) -> bool:
         return False
 
 
-def fit(title: str, shape: ModelShape, weights: Weights, asked: FitRequest) -> Fit:
+def fit(title: str, shape: ModelShape, weights: Weights, asked: FitRequest, formats: Sequence[ShippedFormat]) -> Fit:
     own = shape.context or None
     context = asked.context or min(own or CONTEXT, CONTEXT)
     return Fit(
@@ -119,78 +129,50 @@ def fit(title: str, shape: ModelShape, weights: Weights, asked: FitRequest) -> F
         layers=tuple(Layers(count=count, holds=layer) for layer, count in Counter(shape.kinds).items()),
         weights=weights,
         allowance=allowance(),
-        formats=tuple(_format(each, shape, weights, asked, context) for each in formats()),
+        formats=tuple(_format(each, shape, weights, asked, context) for each in formats),
         warnings=_warnings(shape, context),
         unknown=(*shape.stated, *(["bytes of the weights"] if weights.nbytes is None else [])),
     )
 
 
-@dataclass(frozen=True)
-class Cache:
-    """A model's layers in a format: ``plain`` of them stay fp16, the rest is stored in it."""
-
-    format: FormatBits
-    plain: Stack
-    stored: Stack
-    shape: ModelShape
-
-    @classmethod
-    def of(cls, format: FormatBits, shape: ModelShape) -> "Cache":
-        """Boundary layers that the format keeps are fp16, but in models with states."""
-        layers, ends = shape.kinds, format.boundary
-        if any(layer.recurrent or layer.conv for layer in layers):
-            ends = 0
-        first, last = ends, len(layers) - ends
-        return cls(format, Stack((*layers[:first], *layers[last:])), Stack(layers[first:last]), shape)
-
-    def tensors(self, context: int, batch: int) -> int:
-        """Bytes of keys, values and states."""
-        total = 0.0
-        for own, stack in ((formats()[0], self.plain), (self.format, self.stored)):
-            for layer, count in stack.items():
-                tokens = own.layer_bytes(layer, layer.tokens(context)) if layer.elements else 0.0
-                total += count * (tokens + self.shape.dtype_bytes * (layer.conv + layer.recurrent))
-        return batch * math.ceil(total)
-
-    def reserved(self, engine: str, context: int, batch: int, batched: int | None = None) -> int | None:
-        """Bytes that an engine sets aside, reading ``batched`` new tokens at once; None where it is not known how."""
-        if engines()[engine].tensors:
-            return self.tensors(context, batch)
-        return reserved_bytes(engine, self.format, self.stored + self.plain, self.shape, context, batch, batched)
-
-
-def _format(format: FormatBits, shape: ModelShape, weights: Weights, asked: FitRequest, context: int) -> FormatFit:
-    named = {"name": format.name, "method": format.method, "knobs": format.knobs}
-    if reason := format.why_not(shape.kinds):
-        return FormatFit(**named, tensors=None, why_not=reason, engines=())
-    cache = Cache.of(format, shape)
+def _format(format: ShippedFormat, shape: ModelShape, weights: Weights, asked: FitRequest, context: int) -> FormatFit:
+    named = {"name": format.name, "method": format.lane.method, "knobs": format.lane.knobs}
+    cache = PlannedCache(format.lane, shape)
+    found = cache.bytes(context, context, asked.batch)
+    if isinstance(found, NotKnown):
+        return FormatFit(**named, tensors=None, why_not=found.reason, engines=())
     longest = shape.context or LONGEST
-    rows = tuple(_reserve(cache, name, weights.nbytes, asked, context, longest) for name in format.engines)
-    return FormatFit(**named, tensors=cache.tensors(context, asked.batch), why_not=None, engines=rows)
+    rows = (_reserve(cache, *called, weights.nbytes, asked, context, longest) for called in format.engines.items())
+    return FormatFit(**named, tensors=found.tensors, why_not=None, engines=tuple(rows))
 
 
-def _reserve(cache: Cache, name: str, weights: int | None, asked: FitRequest, context: int, longest: int) -> Reserve:
-    engine, allowed = engines()[name], allowance()
+def _reserve(
+    cache: PlannedCache, name: str, word: str, weights: int | None, asked: FitRequest, context: int, longest: int
+) -> Reserve:
+    allowed = allowance()
 
-    def batched(memory: int | None) -> int | None:
-        at_once = engine.reads_at_once(memory)
-        return at_once and (asked.batched_tokens or at_once)
+    def on(memory: int | None) -> ServedBy:
+        return ServedBy(name, memory, asked.batched_tokens)
 
-    taken = cache.reserved(name, context, asked.batch, batched(asked.memory))
+    taken = cache.reserved(on(asked.memory), context, asked.batch)
     fits: bool | None = None
     contexts: dict[int, int | None] = dict.fromkeys(MEMORIES)
     if taken is not None and weights is not None:
         fits = None if asked.memory is None else weights + taken <= allowed.left(asked.memory)
 
         def most(memory: int) -> int:
-            given = asked.batch, batched(memory)
-            room = allowed.left(memory) - weights
-            return bisect_right(range(1, longest + 1), room, key=lambda n: cache.reserved(name, n, *given) or 0)
+            served, room = on(memory), allowed.left(memory) - weights
+            return bisect_right(range(1, longest + 1), room, key=lambda n: cache.reserved(served, n, asked.batch) or 0)
 
         contexts = {memory: most(memory * 10**9) for memory in MEMORIES}
-    version, word, at_once = engine.version, cache.format.engines[name], batched(asked.memory)
     return Reserve(
-        engine=name, version=version, word=word, reserved=taken, fits=fits, contexts=contexts, batched_tokens=at_once
+        engine=name,
+        version=engines()[name].version,
+        word=word,
+        reserved=taken,
+        fits=fits,
+        contexts=contexts,
+        batched_tokens=on(asked.memory).at_once,
     )
 
 

@@ -2,13 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from kvq_core.engines import Engine, engine_data, engines
 from kvq_core.frozen import Frozen
 from kvq_core.shape import LayerKind, ModelShape
-from kvq_core.sizing.formats import FormatBits
+from kvq_core.sizing.stored import token_bytes
+from kvq_core.spec import TENSORS, Assignment, Tensor
 
 ALIGNED = 16  # tokens that vLLM's page of attention beside states is a multiple of
 NEAR = 1.5  # kinds of layers whose counts are closer than that are one group's size in vLLM, the larger count's
@@ -32,34 +33,62 @@ def allowance() -> Allowance:
     return Allowance.model_validate(engine_data()["allowance"])
 
 
+def pages(plan: Sequence[Assignment], shape: ModelShape) -> dict[LayerKind, float] | None:
+    """Bytes of a token in each kind of layer that keeps any, as a page of an engine holds it; where layers at both ends
+    stay fp16, what those of a kind take on the mean. None where layers or tokens differ otherwise, as no engine has
+    them. Raises MethodError where a method cannot store a layer's heads."""
+    held = [layer for layer, kind in enumerate(shape.kinds) if kind.elements]
+    parts, ends = {part.tensor: part for part in plan}, 0
+    if plan:
+        whole = not shape.stateful and len(held) == shape.layers
+        ends = len(plan[0].method.kept_layers(shape.layers)) // 2 if whole else 0
+        same = all(part.layers == tuple(held[ends : len(held) - ends]) for part in plan)
+        every = all(part.rule.tokens == "all" for part in plan)
+        if not same or not every or len(parts) < len(plan):
+            return None
+    kept = 2 * ends / max(1, len(held))
+    kinds = {kind for kind in shape.kinds if kind.elements}
+    return {kind: kept * kind.elements * 2.0 + (1 - kept) * _token_bytes(parts, kind) for kind in kinds}
+
+
+def _token_bytes(parts: Mapping[Tensor, Assignment], kind: LayerKind) -> float:
+    """A key that only chooses tokens stays as it is."""
+    dims, total = (kind.key_dim, kind.value_dim), 2.0 * kind.index_dim
+    for at, tensor in enumerate(TENSORS):
+        if (part := parts.get(tensor)) is None or not part.method.quantizes or not dims[at]:
+            total += 2.0 * kind.kv_heads * dims[at]
+        else:
+            total += token_bytes(part.method, at, kind.kv_heads, dims, part.window)
+    return total
+
+
 def reserved_bytes(
-    name: str, format: FormatBits, stack: Stack, shape: ModelShape, context: int, batch: int, batched: int | None
+    name: str,
+    words: set[str],
+    token: Mapping[LayerKind, float],
+    shape: ModelShape,
+    context: int,
+    batch: int,
+    batched: int | None,
 ) -> int | None:
-    """Bytes that an engine sets aside for ``batch`` sequences of ``context`` tokens, where it reads ``batched`` new
-    ones at once, None: as many as on a small card; None where it is not known how it holds one of the layers."""
-    engine, held = engines()[name], [layer for layer in stack if layer.elements]
+    """Bytes that an engine, which calls the formats ``words``, sets aside for ``batch`` sequences of ``context`` tokens
+    of so many bytes (``pages``), where it reads ``batched`` new ones at once, None: as many as on a small card; None
+    where it is not known how it holds one of the layers."""
+    engine, stack = engines()[name], Counter(shape.kinds)
+    held = [layer for layer in stack if layer.elements]
     states = [layer for layer in stack if layer.recurrent or layer.conv]
     if engine.latent is not None and any(layer.kind == "latent" for layer in held):
-        if format.engines[name] not in engine.latent:
+        if not words <= set(engine.latent):
             return None
     windowed = any(layer.window is not None for layer in held)
     in_windows = engine.in_windows(shape) if windowed else False
     if (states and engine.states is None) or in_windows is None:
         return None
-    token = _token_bytes(format, stack)
     if engine.windows == "pages":
         flight = engine.batches * (batched or engine.reads_at_once(None) or 0)
         return batch * _paged(engine.block, stack, token, context, flight, shape.dtype_bytes)
-    each = sum(stack[layer] * token(layer) * _cells(engine, layer, in_windows, context) for layer in held)
+    each = sum(stack[layer] * token[layer] * _cells(engine, layer, in_windows, context) for layer in held)
     return batch * math.ceil(each + sum(stack[layer] * _state_bytes(layer) for layer in states))
-
-
-def _token_bytes(format: FormatBits, stack: Stack) -> Callable[[LayerKind], float]:
-    """Of a token in a layer; of a format that keeps boundary layers, what those of its kind take on the mean."""
-    kept = 2 * format.boundary / max(1, sum(stack.values()))
-    has_states = any(layer.recurrent or layer.conv for layer in stack)
-    share = 0.0 if has_states else min(1.0, kept)  # vLLM keeps no boundary layers of hybrids
-    return lambda layer: share * layer.elements * 2.0 + (1 - share) * format.token_bytes(layer)
 
 
 def _cells(engine: Engine, layer: LayerKind, in_windows: bool, context: int) -> int:
@@ -81,7 +110,7 @@ def _incoming(layer: LayerKind) -> int:
 
 
 def _paged(
-    block: int, stack: Stack, token: Callable[[LayerKind], float], context: int, flight: int, dtype_bytes: int
+    block: int, stack: Stack, token: Mapping[LayerKind, float], context: int, flight: int, dtype_bytes: int
 ) -> int:
     """vLLM's pages (v1/core/kv_cache_planning.py:346-545): all as large as the largest layer's or a state's. Layers are
     held in groups of one size; a kind with fewer than a group has is filled up."""
@@ -91,13 +120,13 @@ def _paged(
     if not held:
         return hold * state
     if not state and len({_end(layer) for layer in held}) == 1:  # one group, of pages of their own sizes
-        each = sum(stack[layer] * token(layer) for layer in held)
+        each = sum(stack[layer] * token[layer] for layer in held)
         return math.ceil(each * block * _pages(_end(held[0]), block, context, flight))
-    largest = max(token(layer) for layer in held)
+    largest = max(token[layer] for layer in held)
     block = page_tokens(state, largest) if state else block
     kinds: Counter[tuple[int | None, int]] = Counter()  # layers, by their window and the tokens of a page
     for layer in held:
-        times = largest / token(layer)
+        times = largest / token[layer]
         kinds[_end(layer), block * int(times) if times.is_integer() else block] += stack[layer]
     groups = [(count, _pages(end, tokens, context, flight)) for (end, tokens), count in kinds.items()]
     groups += [(hold, 1)] if state else []

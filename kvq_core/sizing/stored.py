@@ -66,7 +66,7 @@ class Encoded:
         return float(self.method.fixed_bytes(shape)[self.tensor])
 
     def _of_heads(self, heads: int) -> Bytes:
-        own = self.method, self.tensor, heads, self.dims
+        own = self.method.for_tensor("values" if self.tensor else "keys"), self.tensor, heads, self.dims
         if self.later:
             start = min(self.start, MOST)
             starts = range(start, start + self.tokens * (LATER if self.method.from_data else 1), self.tokens)
@@ -75,14 +75,18 @@ class Encoded:
         if max(self.prompt, self.start + self.tokens) <= MOST:
             return _measured(*own, self.prompt, self.start, self.tokens, False)
         step = self.method.windows()[self.tensor].step or 1
-        base = 1024 if self.method.from_data or self.method.joint else 256
-        few, many = (_up(count, step) for count in (base, 2 * base))
+        alone = self.method.token_local[self.tensor]  # a token's codes are its own
+        base = 1024 if self.method.from_data or self.method.joint else 64 if alone else 256
+        many = 2 * (few := _up(base, step))
         a, b = (_measured(*own, self._prompt_of(n), min(self.start, MOST), n, False) for n in (few, many))
         return a.toward(b, (self.tokens - few) / (many - few))
 
     def _prompt_of(self, tokens: int) -> int:
-        """The prompt where so many tokens stand for all: with as many beside them, or the share that came together."""
+        """The prompt where so many tokens stand for all: with as many beside them, or the share that came together. One
+        for all lengths where all that is stored is stored anew."""
         beside = self.prompt - self.tokens
+        if self.method.windows()[self.tensor].rewritten and beside >= self.start:
+            beside = self.start
         return round(tokens * self.prompt / self.tokens) if beside < 0 else tokens + min(beside, MOST)
 
 
@@ -126,6 +130,12 @@ def _measured(
         codec.observe(blocks, asked, scores.softmax(-1), start)
     once = sum(each.nbytes for each in codec.shared.values())
     return Bytes(sum(sum(b.nbytes.values()) for b in blocks), once, host=float(sum(b.host_bytes for b in blocks)))
+
+
+def token_bytes(method: Method, tensor: int, heads: int, dims: tuple[int, int], window: Window) -> float:
+    """Of a token of keys (``tensor`` 0) or of values (1) in one layer outside the window. Raises MethodError."""
+    count = window.packed(2 * MOST)
+    return Encoded(method, tensor, heads, dims, 2 * MOST, window.sink, count).bytes().block / count
 
 
 def encoded_bits(method: Method, tensor: int, dim: int, window: Window | None = None) -> float:

@@ -3,7 +3,7 @@
 from kvq_core.analysis.context_growth import Growth
 from kvq_core.errors import MethodError
 from kvq_core.methods import ModelShape
-from kvq_core.sizing.count import CacheAt, plan_on, planned_bits
+from kvq_core.sizing.count import PlannedCache
 from kvq_core.spec import TENSORS, Tensor
 
 
@@ -13,9 +13,10 @@ def effective_bits(growth: Growth, shape: ModelShape, tokens: int) -> tuple[floa
 
 
 def _of_one(growth: Growth, shape: ModelShape, tokens: int, tensor: Tensor) -> float | None:
-    plan = tuple(part for part in plan_on(growth.lane, shape) if part.tensor == tensor)
+    cache = PlannedCache(growth.lane, shape, growth.widths)
+    vars(cache)["plan"] = tuple(part for part in cache.plan if part.tensor == tensor)
     try:
-        both = planned_bits(plan, growth.sliding, CacheAt(shape, tokens, tokens), growth.widths)
+        both = cache.bits(tokens, tokens)
     except MethodError:
         return None
     return 16 + 2 * (both - 16)

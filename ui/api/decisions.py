@@ -139,6 +139,7 @@ def _advising(studies: Studies) -> tuple[Callable[..., Any], ...]:
         tolerance: str = "close",
         engine: str = "",
         key: str = "",
+        batched_tokens: int = 0,
     ) -> AdviceInfo:
         """Recommend a KV-cache format from a study that was run on this instance: the smallest lane that fits a memory
         and stays within a tolerance, how sure that is over the prompts, the engine's flags, and what was not tested.
@@ -151,11 +152,14 @@ def _advising(studies: Studies) -> tuple[Callable[..., Any], ...]:
             tolerance: "close", "marginal", a mean KLD in nats, or "task:" and a share of right answers lost.
             engine: The engine that flags are for, such as "vllm" or "llama.cpp"; empty: any.
             key: The key that came with the study; needed on a public instance while it is not shared.
+            batched_tokens: New tokens that vLLM reads at once, its --max-num-batched-tokens; 0: as it takes by card.
         """
         with one_line():
             demand(str, study=study, memory=memory, tolerance=tolerance, engine=engine, key=key)
             demand_open(services, study, key)
+            demand(int, context=context, batch=batch, batched_tokens=batched_tokens)
             asked: dict[str, Any] = {"memory": memory or None, "engine": engine or None, "tolerance": tolerance}
+            asked["batched_tokens"] = batched_tokens or None
             found = advised(study=study, store=services.store, context=context, batch=batch, **asked)
             return found.model_dump(mode="json")
 

@@ -2,12 +2,14 @@
 mean key."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from kvq_core.analysis.verdict import TIERS
+from kvq_core.analysis.verdict import TIERS, Placed, verdict
 from kvq_core.errors import KvqError
 from kvq_core.pipeline.examples import packaged_store
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
 from ui.html.escape import safe, shorten
 from ui.html.glossary import term
@@ -17,7 +19,24 @@ from ui.panels.tour import shipped_ids
 RUNS = ("first-sight", "first-sight-qwen", "first-sight-mended")
 PAPERS = "five-ideas"
 LONGEST = 110  # characters of an answer
-KEPT, RUINED = TIERS[-2].kld, 1.0  # nats of mean KLD up to which an answer is kept, and from which it is ruined
+RUINED = 1.0  # nats of mean KLD from which an answer that is risky is ruined
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run's lane and its tier, None where it has none."""
+
+    lane: LaneRecord
+    placed: Placed | None
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is surely no worse than the last tier but one."""
+        return self.placed is not None and self.placed.worst < len(TIERS) - 1
+
+    @property
+    def ruined(self) -> bool:
+        return self.placed is not None and not self.kept and _kld(self.lane) >= RUINED
 
 
 @dataclass(frozen=True)
@@ -26,29 +45,32 @@ class FormatRow:
     that."""
 
     label: str
-    plain: tuple[LaneRecord, ...]
-    centred: tuple[LaneRecord, ...]
+    plain: tuple[Ran, ...]
+    centred: tuple[Ran, ...]
 
 
-def format_rows(records: tuple[Record, ...]) -> list[FormatRow]:
+def format_rows(runs: Sequence[tuple[Record, Arrays]]) -> list[FormatRow]:
     """The formats that all runs have, in the first run's order."""
     rows = []
-    for lane in records[0].lanes:
+    for lane in runs[0][0].lanes:
         if lane.center == "none":
-            own = [_same(record, lane, "none") for record in records]
-            centred = [_same(record, lane, "mean") for record in records]
+            own = [_same(*run, lane, "none") for run in runs]
+            centred = [_same(*run, lane, "mean") for run in runs]
             if all(own):
                 rows.append(FormatRow(lane.label, _there(own), _there(centred) if all(centred) else ()))
     return rows
 
 
-def _same(record: Record, like: LaneRecord, center: str) -> LaneRecord | None:
+def _same(record: Record, arrays: Arrays, like: LaneRecord, center: str) -> Ran | None:
     """A run's lane of the format of another, with its keys centred so."""
-    alike = (one for one in record.lanes if (one.method, one.knobs, one.center) == (like.method, like.knobs, center))
-    return next((one for one in alike if one.status == "done"), None)
+    wanted = (like.method, like.knobs, center, "done")
+    for at, one in enumerate(record.lanes):
+        if (one.method, one.knobs, one.center, one.status) == wanted:
+            return Ran(one, verdict(record, arrays, at).placed)
+    return None
 
 
-def _there(lanes: list[LaneRecord | None]) -> tuple[LaneRecord, ...]:
+def _there(lanes: list[Ran | None]) -> tuple[Ran, ...]:
     return tuple(lane for lane in lanes if lane is not None)
 
 
@@ -59,14 +81,13 @@ def two_models_html() -> str:
     if not all(ids):
         return ""
     try:
-        records = tuple(packaged_store().load(run)[0] for run in ids if run)
+        runs = tuple(packaged_store().load(run) for run in ids if run)
     except KvqError:
         return ""
-    return _card(records, shipped_ids().get(PAPERS))
+    return _card(tuple(record for record, _ in runs), format_rows(runs), shipped_ids().get(PAPERS))
 
 
-def _card(records: tuple[Record, ...], papers: str | None) -> str:
-    rows = format_rows(records)
+def _card(records: tuple[Record, ...], rows: list[FormatRow], papers: str | None) -> str:
     names, changed = [_name(record) for record in records], changed_bytes(records[-1])
     heads = "".join(f'<th scope="col">{safe(name)}</th>' for name in names)
     body = _reference(records, names) + "".join(_row(row, names) for row in rows)
@@ -108,30 +129,31 @@ def _question(record: Record) -> str:
 def headline(rows: list[FormatRow], names: list[str], changed: str | None = None) -> str:
     """The format whose loss differs most between the first two models, and what helps there: subtracting the mean, and
     the third model, which is the second with so much of its file ``changed``."""
-    row = max(rows, key=lambda row: _kld(row.plain[1]) / max(_kld(row.plain[0]), 1e-9))
-    here, there = map(_kld, row.plain[:2])
+    row = max(rows, key=lambda row: _kld(row.plain[1].lane) / max(_kld(row.plain[0].lane), 1e-9))
+    here, there = row.plain[:2]
     label, first, second = map(safe, (row.label, *names[:2]))
-    if here > KEPT or there < RUINED:
-        return f"{label} has a KLD of {_nats(here)} on {first} and of {_nats(there)} on {second}."
+    if not here.kept or not there.ruined:
+        return f"{label} has a KLD of {_loss(here.lane)} on {first} and of {_loss(there.lane)} on {second}."
     said = f"{label} keeps the answer on {first} and ruins it on {second}"
-    helps = ["subtracting the mean key"] if row.centred and _kld(row.centred[1]) <= KEPT else []
-    if changed and _kld(row.plain[2]) <= KEPT:
+    helps = ["subtracting the mean key"] if row.centred and row.centred[1].kept else []
+    if changed and row.plain[2].kept:
         helps.append(f"changing {changed} of the model's file")
     return f"{said}; there, {' or '.join(helps)} repairs it." if helps else f"{said}."
 
 
-def _nats(kld: float) -> str:
-    return significant(kld, 2)
+def _loss(lane: LaneRecord) -> str:
+    """Its mean KLD in nats."""
+    return significant(_kld(lane), 2)
 
 
 def _cost(rows: list[FormatRow]) -> str:
     """What the toggle does to the memory of the formats that have it."""
-    more = [row.centred[0].memory.kv_ratio - row.plain[0].memory.kv_ratio for row in rows if _measured(row)]  # type: ignore[union-attr]
+    more = [row.centred[0].lane.memory.kv_ratio - row.plain[0].lane.memory.kv_ratio for row in rows if _measured(row)]  # type: ignore[union-attr]
     return f"memory grows by {100 * max(more):.2g} percentage points here" if more else ""
 
 
 def _measured(row: FormatRow) -> bool:
-    return bool(row.centred) and row.centred[0].memory is not None and row.plain[0].memory is not None
+    return bool(row.centred) and None not in (row.centred[0].lane.memory, row.plain[0].lane.memory)
 
 
 def _kld(lane: LaneRecord) -> float:
@@ -148,9 +170,9 @@ def _reference(records: tuple[Record, ...], names: list[str]) -> str:
 
 def _row(row: FormatRow, names: list[str]) -> str:
     lanes = list(zip(names, row.plain, row.centred or row.plain, strict=True))
-    memory = _either(_memory(row.plain[0]), _memory((row.centred or row.plain)[0]), bool(row.centred))
+    memory = _either(_memory(row.plain[0].lane), _memory((row.centred or row.plain)[0].lane), bool(row.centred))
     cells = "".join(
-        f'<td data-model="{safe(name)}">{_either(_answer(plain), _answer(centred), bool(row.centred))}</td>'
+        f'<td data-model="{safe(name)}">{_either(_answer(plain.lane), _answer(centred.lane), bool(row.centred))}</td>'
         for name, plain, centred in lanes
     )
     none = "" if row.centred else ' <small class="if-subtracted">as it is</small>'
@@ -169,10 +191,10 @@ def _memory(lane: LaneRecord) -> str:
 def _answer(lane: LaneRecord) -> str:
     """The text with what differs from full precision's marked, and its mean KLD."""
     if not lane.text:
-        return f"<i>ends at once</i> <small>KLD {_nats(_kld(lane))}</small>"
+        return f"<i>ends at once</i> <small>KLD {_loss(lane)}</small>"
     at = lane.metrics.first_divergence if lane.metrics else None
     same = "".join(lane.tokens if at is None else lane.tokens[:at])
     shown = shorten(same + "".join(lane.tokens[len(lane.tokens) if at is None else at :]), LONGEST)
     rest = shown[len(same) :]
     marked = f"{safe(shown[: len(same)])}<mark>{safe(rest)}</mark>" if rest else safe(shown)
-    return f'<span class="said">{marked}</span> <small>KLD {_nats(_kld(lane))}</small>'
+    return f'<span class="said">{marked}</span> <small>KLD {_loss(lane)}</small>'

@@ -67,7 +67,7 @@ class Exl3(WidthMethod, Format):
 
     name: ClassVar[str] = "exl3"
     title: ClassVar[str] = "ExLlamaV3 cache"
-    home: ClassVar[Home | None] = Home("ExLlamaV3", 2048, "stored")
+    home: ClassVar[Home | None] = Home("ExLlamaV3", "stored")
     deviations: ClassVar[tuple[str, ...]] = (
         "The compander's codes are found by comparing with the bounds between them, where the kernel solves the cubic: "
         "numbers that lie on a bound may take the other code.",
@@ -88,7 +88,7 @@ class Exl3(WidthMethod, Format):
     @property
     def own_home(self) -> Home | None:
         # a compander takes the path that attends to what it has just computed
-        return Home("ExLlamaV3", 2048, "raw") if self.compander else self.home
+        return Home("ExLlamaV3", "raw") if self.compander else self.home
 
     @property
     def not_rotated(self) -> str | None:

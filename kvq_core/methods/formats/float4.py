@@ -175,7 +175,7 @@ class Mxfp4(Format):
     name: ClassVar[str] = "mxfp4"
     title: ClassVar[str] = "MXFP4"
     scales = ("channels", "channels")
-    home: ClassVar[Home | None] = Home("SGLang", 2048, "raw")
+    home: ClassVar[Home | None] = Home("SGLang", "raw")
 
     block: Literal[16, 32] = Field(16, title="Block", description="Channels of a scale: 16 in SGLang, 32 in OCP's.")
 

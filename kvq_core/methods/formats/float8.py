@@ -15,7 +15,7 @@ from kvq_core.methods.base import Fitted, ModelRef, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
 from kvq_core.methods.formats.tokenwise import Format, TokenCodec
 
-VLLM = Home("vLLM", 2048, "stored")
+VLLM = Home("vLLM", "stored")
 CALIBRATED = "its scales are calibrated on this prompt, which a server takes from the checkpoint"
 Kind = Literal["e4m3", "e5m2"]
 DTYPES: dict[Kind, torch.dtype] = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}

@@ -61,6 +61,11 @@ class HqqCodec(WholeCodec):
         }
         return Quantizer.dequantize(tensors["codes"], meta)
 
+    def code_bytes(self, elements: int) -> int:
+        if self.bits_per_code == 3:
+            return 4 * -(-self.group_size // 10) * (elements // self.group_size)
+        return elements * self.bits_per_code // 8
+
     def refused(self, tokens: int) -> str | None:
         groups = self.kv_heads * tokens * self.head_dim // self.group_size
         together = TOGETHER.get(self.bits_per_code, 1)

@@ -61,7 +61,7 @@ class Q6_0(Format):
 
     name: ClassVar[str] = "q6_0"
     title: ClassVar[str] = "ik_llama.cpp q6_0"
-    home: ClassVar[Home | None] = Home("ik_llama.cpp", 512, "stored")
+    home: ClassVar[Home | None] = Home("ik_llama.cpp", "stored")
     queries_to: ClassVar[str | None] = Q8_0_QUERIES
     deviations: ClassVar[tuple[str, ...]] = (
         OWN_ORDER,

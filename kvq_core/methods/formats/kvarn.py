@@ -30,7 +30,7 @@ class Kvarn(BitsMethod):
     name: ClassVar[str] = "kvarn"
     title: ClassVar[str] = "KVarN"
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2606.03458"
-    home: ClassVar[Home | None] = Home("vLLM", 2048, "raw")
+    home: ClassVar[Home | None] = Home("vLLM", "raw")
     deviations: ClassVar[tuple[str, ...]] = (
         "Standard deviations are summed in float64, which decides between states that are equally even in float32.",
         "The engine rounds what a token takes up to a power of two bytes where head_dim is 256 or more; here the bytes "

@@ -42,7 +42,7 @@ def value_turn(head_dim: int) -> int:
 class LlamaCppType(Format):
     """What the six have in common."""
 
-    home: ClassVar[Home | None] = Home("llama.cpp", 512, "stored")
+    home: ClassVar[Home | None] = Home("llama.cpp", "stored")
     queries_to: ClassVar[str | None] = Q8_0_QUERIES
     deviations: ClassVar[tuple[str, ...]] = (
         OWN_ORDER,

@@ -38,7 +38,7 @@ class Oscar(Method):
     title: ClassVar[str] = "OSCAR"
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2605.17757"
     not_folded = "OSCAR's rotations are those of queries and keys as they are; leave fold out"
-    home: ClassVar[Home | None] = Home("SGLang", 2048, "raw")
+    home: ClassVar[Home | None] = Home("SGLang", "raw")
     deviations: ClassVar[tuple[str, ...]] = (
         "Without calibration the rotation is fitted on the prompt: it has seen the tokens it stores, and no query that "
         "comes later. Calibrated ones come from about 12,000 tokens; the authors take 30,000.",

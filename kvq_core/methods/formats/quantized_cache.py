@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import prod
 from typing import ClassVar
@@ -22,7 +22,6 @@ from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home, generate_cache, quantized_cache
 from kvq_core.methods.widths import RECENT
 
-WHOLE = 1 << 20  # no prompt is longer: transformers reads it in one call
 DTYPE = (
     "Backends compute in the dtype of what they are given: float16 in runs, the precision of windows here. "
     "transformers gives them the model's, mostly bfloat16, whose scales are coarser."
@@ -40,6 +39,7 @@ class WholeCodec(Codec):
     kv_heads: int
     head_dim: int
     dtype: torch.dtype  # of what the backend is given, and so of its scales
+    blank: bool = False  # nothing is computed: tensors of the backend's sizes, for counts of bytes
 
     rewrites = True
 
@@ -55,10 +55,19 @@ class WholeCodec(Codec):
     def refused(self, tokens: int) -> str | None:
         """Why the backend fails on so many tokens of a layer; None where it does not."""
 
+    @abstractmethod
+    def code_bytes(self, elements: int) -> int:
+        """Of the codes of so many elements of a layer, as the backend lays them out."""
+
+    def _left_blank(self, x: Tensor) -> dict[str, Tensor]:
+        scales, codes = x.new_empty(x.numel() // self.group_size), self.code_bytes(x.numel())
+        return {"codes": torch.empty(codes, dtype=torch.uint8), "scales": scales, "zeros": scales}
+
     def encode(self, x: Tensor, start: int) -> Block:
         if reason := self.refused(x.shape[-2]):
             raise MethodError(f"{reason}.")
-        parts = [self.store(layer[None].to(self.dtype).contiguous()) for layer in x]
+        store = self._left_blank if self.blank else self.store
+        parts = [store(layer[None].to(self.dtype).contiguous()) for layer in x]
         return Block(x.shape[-2], {name: torch.stack([part[name] for part in parts]) for name in parts[0]})
 
     def extend(self, blocks: list[Block], x: Tensor, start: int) -> Tensor:
@@ -86,7 +95,7 @@ class WholeCodec(Codec):
 class QuantizedCache(Method):
     """A method whose tensors are a backend's of transformers' QuantizedCache."""
 
-    home: ClassVar[Home | None] = Home("transformers", WHOLE, "raw")
+    home: ClassVar[Home | None] = Home("transformers", "raw")
     packages: ClassVar[Mapping[str, str]]  # that it needs, by what is imported
     deviations: ClassVar[tuple[str, ...]] = (DTYPE,)
 
@@ -124,6 +133,12 @@ class QuantizedCache(Method):
 
     def fit(self, prompt: Prompt) -> Fitted:
         key, value = (self.codec(x.shape[1], x.shape[-1], prompt.metadata) for x in (prompt.keys, prompt.values))
+        return Fitted(key, value)
+
+    def sized(self, prompt: Prompt) -> Fitted:
+        """Without the backend, whose import takes seconds."""
+        own = (self.codec(x.shape[1], x.shape[-1], prompt.metadata) for x in (prompt.keys, prompt.values))
+        key, value = (replace(codec, blank=True) for codec in own)
         return Fitted(key, value)
 
     def _offered(self, axis: int, bits: int) -> tuple[Elsewhere, ...]:

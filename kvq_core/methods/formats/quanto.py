@@ -42,6 +42,12 @@ class QuantoCodec(WholeCodec):
         whole._data = codes  # it packs what it is given, and would unpack it by C++
         return whole.dequantize()
 
+    def code_bytes(self, elements: int) -> int:
+        rows, columns = elements // self.group_size, self.group_size
+        if self.dimension:
+            rows, columns = columns, rows
+        return -(-rows // (8 // self.bits_per_code)) * columns
+
     def refused(self, tokens: int) -> str | None:
         rows = self.kv_heads * tokens
         if self.dimension == 0 or rows % self.group_size == 0:

@@ -129,7 +129,7 @@ class TurboQuant(Format):
         "The paper's outlier channels, which get a bit more, are left out.",
         "Rows of the paper's rotation come from a fixed seed; all layers and heads share one.",
     )
-    home: ClassVar[Home | None] = Home("vLLM", 2048, "raw")
+    home: ClassVar[Home | None] = Home("vLLM", "raw")
 
     preset: Preset = Field("4bit_nc", title="Preset", description="vLLM's names, or the paper's method.")
     boundary_layers: int = Field(

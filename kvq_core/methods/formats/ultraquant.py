@@ -41,7 +41,7 @@ class UltraQuant(Format):
     deviations: ClassVar[tuple[str, ...]] = (
         "What lies halfway between two levels goes to the one with an even code; the engine's rule is not known here.",
     )
-    home: ClassVar[Home | None] = Home("vLLM", 2048, "raw")
+    home: ClassVar[Home | None] = Home("vLLM", "raw")
 
     boundary_layers: int = Field(
         2, ge=0, le=64, title="Boundary layers", description="First and last layers that stay fp16, as vLLM keeps them."

@@ -13,9 +13,11 @@ from kvq_core.advice.ask import Ask, Tolerance, engine_of
 from kvq_core.advice.choice import Option
 from kvq_core.advice.html import as_html
 from kvq_core.advice.markdown import as_markdown
-from kvq_core.advice.options import _unread
+from kvq_core.advice.options import FitPlace, _unread
 from kvq_core.advice.report import Advice, WeightsFile
+from kvq_core.analysis.plans import lane_of, shape_of
 from kvq_core.errors import SpecError
+from kvq_core.record.shipped import find_run
 from kvq_core.sizing.reserve import allowance
 from kvq_core.spec import Lane
 from kvq_core.studies.pairs import pairs
@@ -49,8 +51,19 @@ def option(label: str, **changes: Any) -> Option:
 
 def asked(found: list[dict[str, Any]], options: list[Option], tolerance: str = "close", **more: Any) -> Advice:
     study = Study("s", "M", pd.DataFrame(found), options, option("fp16"), WEIGHTS, longest=348)
-    study = replace(study, **{name: more.pop(name) for name in ("weights", "nearest_context") if name in more})
+    study = replace(
+        study, **{name: more.pop(name) for name in ("weights", "nearest_context", "windows") if name in more}
+    )
     return advice_of(study, Ask(Tolerance.parse(tolerance), **more))
+
+
+def test_the_tokens_in_flight_are_told_where_layers_slide():
+    given = [*rows("small", noisy(0.05))], [option("small")]
+    found = asked(*given, engine="vLLM", windows=True, batched_tokens=512)
+    assert found.batched_tokens == 512 and any("512" in each for each in found.untested)
+    assert asked(*given, engine="vLLM", windows=True).batched_tokens == 2048
+    assert asked(*given, engine="vLLM").batched_tokens is None
+    assert asked(*given, engine="llama.cpp", windows=True).batched_tokens is None
 
 
 def test_a_clear_winner_is_the_smallest_lane_within_the_tolerance():
@@ -258,3 +271,21 @@ def test_a_lane_that_read_its_prompts_whole_is_not_as_its_engine_serves_it(prefi
     lane = Lane(label="a", method="q4_0", prefill=prefill)
     assert bool(_unread(lane, 8192)) is unread
     assert _unread(Lane(label="b", method="quanto"), 8192) is None, "transformers reads a prompt at once"
+
+
+def test_commvq_takes_what_its_run_stored_and_fits_where_no_other_lane_does() -> None:
+    """Of the shipped run with all papers at two bits, within 2 %, its codebooks beside it."""
+    record, _ = find_run("5f8fb2312b89f968")
+    at = next(at for at, row in enumerate(record.lanes) if row.method == "commvq")
+    memory, lane = record.lanes[at].memory, lane_of(record, at)
+    assert memory is not None and lane is not None
+    place = FitPlace(shape_of(record), WEIGHTS, Ask(Tolerance.parse(1.0), context=memory.tokens))
+    found = place.option(lane)
+    assert found.nbytes == pytest.approx(memory.stored_bytes + memory.window_bytes, rel=0.02)
+    assert found.shared == memory.shared_bytes
+    asked = Ask(Tolerance.parse(1.0), context=8192)
+    own = replace(place, ask=asked).option(lane)
+    tight = replace(place, ask=replace(asked, cache=(own.nbytes or 0) + own.shared))
+    assert tight.option(lane).fits is True
+    others = (Lane(label="k", method="kivi", knobs={"bits": 2}), Lane(label="q", method="q4_0"))
+    assert [tight.option(each).fits for each in others] == [False, False]

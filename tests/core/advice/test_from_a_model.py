@@ -27,9 +27,8 @@ from kvq_core.presets import bundle_lanes
 from kvq_core.presets.bundles import BUNDLES
 from kvq_core.record.store import Store, open_store
 from kvq_core.shape import LayerKind, ModelShape
-from kvq_core.sizing.count import CacheBytes, cache_bytes
-from kvq_core.sizing.fit import MEMORIES, Cache
-from kvq_core.sizing.formats import formats
+from kvq_core.sizing.count import CacheBytes, ServedBy, cache_bytes
+from kvq_core.sizing.fit import MEMORIES
 from kvq_core.sizing.reserve import allowance
 from kvq_core.spec import Lane
 from kvq_core.studies.prompts import StudyPrompt
@@ -211,27 +210,31 @@ def test_ctrl_c_says_that_what_is_done_is_kept(
 
 
 def taken(lane: Lane, context: int, batch: int, engine: str | None = None, shape: ModelShape = SHAPE) -> CacheBytes:
-    found = cache_bytes(lane, shape, context, context, batch, engine)
+    found = cache_bytes(lane, shape, context, context, batch, ServedBy(engine) if engine else None)
     assert isinstance(found, CacheBytes)
     return found
 
 
-def test_bytes_are_those_of_what_fits() -> None:
-    """The same formats through both ways, in tensors and in what llama.cpp reserves."""
-    by_name = {each.name: each for each in formats()}
-    for name in ("q8_0", "q4_0", "iq4_nl"):
-        found, cache = taken(Lane(label=name, method=name), 5000, 3, "llama.cpp"), Cache.of(by_name[name], SHAPE)
-        assert (found.tensors, found.reserved) == (cache.tensors(5000, 3), cache.reserved("llama.cpp", 5000, 3))
-    for data in bundle_lanes("deploy-vllm"):
-        lane = Lane(**data)
-        mine, known = taken(lane, 4096, 2, "vLLM").reserved, lane.every_rule[0].build()
-        same = [
-            f
-            for f in formats()
-            if f.method == known.name and f.knobs == known.model_dump(mode="json", exclude_defaults=True)
-        ]
-        for format in same:
-            assert mine == Cache.of(format, SHAPE).reserved("vLLM", 4096, 2), lane.label
+def test_the_tokens_in_flight_are_those_that_are_asked_for() -> None:
+    """Sliding layers beside as many full ones, in one group of vLLM's: a window and two batches in flight."""
+    full, sliding = (
+        LayerKind(kind=kind, window=window, kv_heads=8, key_dim=64, value_dim=64)
+        for kind, window in (("full", None), ("sliding", 128))
+    )
+    shape = ModelShape.of_layers((full, sliding) * 12, 64, 131_072)
+    ask = Ask(Tolerance.parse("close"), context=32_768, batch=8, engine="vLLM")
+    place = FitPlace(shape, WeightsFile(file="-", bytes=1, how="-", chosen=False), ask)
+    lane = Lane(label="a", method="fp8", sliding=True)
+
+    def reserved(batched: int) -> int:
+        return 8 * 12 * 16 * 8 * 128 * (32_768 // 16 + -(-(127 + 2 * batched) // 16) + 1)
+
+    assert place.option(lane).nbytes == reserved(2048), "as vLLM has it on a small card"
+    more = replace(place, ask=replace(ask, batched_tokens=8192))
+    assert more.option(lane).nbytes == reserved(8192)
+    assert ask.served is not None and ask.served.at_once == 2048
+    with pytest.raises(SpecError, match="batched_tokens = 0"):
+        replace(ask, batched_tokens=0)
 
 
 def test_layers_that_stay_fp16_are_counted_by_themselves() -> None:

@@ -52,7 +52,7 @@ def test_flags_say_the_policy_that_made_them(engine: str, data: st.DataObject) -
     plan = data.draw(policies(engine))
     command = flags(engine, plan, CANDIDATES[engine])
     given = command, CANDIDATES[engine], LAYERS
-    read = modelopt.parsed(*given) if engine == MODELOPT else policy_of_flags(SPACES[engine][0], *given)
+    read = modelopt.parsed(*given) if engine == MODELOPT else policy_of_flags(SPACES[engine], *given)
     assert read == plan, command
     assert read.lane(CANDIDATES[engine]) == plan.lane(CANDIDATES[engine])
 

@@ -18,7 +18,7 @@ from kvq_core.models.scoring import Scoring, causal_attention
 from kvq_core.packed.cache import lane_layers
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.record.events import Finished
-from kvq_core.sizing.count import plan_on
+from kvq_core.sizing.count import PlannedCache
 from kvq_core.sizing.layers import shape_of
 from kvq_core.spec import ComparisonSpec, Lane
 from tests.support.campaigns import whole
@@ -260,7 +260,7 @@ def test_what_engines_keep_at_both_ends_they_keep_of_models_without_states() -> 
         assert {assigned.layers for assigned in lane.plan(model.shape)} == {layers}
         cache = run_engine(model, ids_of(40), [lane], 2, ignore_eos=True).decode.states[0].cache
         assert cache is not None and cache.quantized_layers == set(layers)
-        plan = plan_on(lane, shape_of(model.model.config.to_dict()))
+        plan = PlannedCache(lane, shape_of(model.model.config.to_dict())).plan
         assert {layer for part in plan for layer in part.layers} >= set(layers)
     assert Lane(method="turboquant").why_not(tiny_of("falcon_h1").shape) is None
     assert "keeps all 4 layers" in (Lane(method="turboquant").why_not(tiny_of("llama").shape) or "")

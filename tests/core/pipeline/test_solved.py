@@ -7,7 +7,7 @@ from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.solved import cache_at, parse_spec
 from kvq_core.presets.equal import NEAR, USUAL
 from kvq_core.record.fields import Record
-from kvq_core.sizing.count import bits_of
+from kvq_core.sizing.count import PlannedCache
 from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec
 
 WORDS = "The tide rises twice a day, and a mill that waits for it grinds when the moon allows. "
@@ -39,7 +39,7 @@ def check(spec: ComparisonSpec, budget: float) -> None:
         assert memory is not None and memory.tokens == at.tokens
         bits = (memory.key_bits + memory.value_bits) / 2
         loose = 0.12 if any(rule.build().from_data for rule in lane.every_rule) else 0.01
-        assert bits == pytest.approx(bits_of(lane, at), rel=loose), lane.label
+        assert bits == pytest.approx(PlannedCache(lane, at.shape).bits(at.prompt, at.tokens), rel=loose), lane.label
         words = [each for each in ("cannot reach", "below", "about") if lane.label.startswith(f"{each} {budget:g}: ")]
         if words == ["below"]:
             assert bits < budget * (1 - NEAR) + 0.03, lane.label

@@ -13,14 +13,12 @@ from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.stored_bytes import measure
 from kvq_core.errors import MethodError, SpecError
-from kvq_core.methods import ModelRef, make, methods
+from kvq_core.methods import ModelRef, methods
 from kvq_core.models.rope import Rope
 from kvq_core.presets import bundle_lanes
 from kvq_core.record.shipped import RUNS, find_run
 from kvq_core.shape import LayerKind, ModelShape
-from kvq_core.sizing.count import CacheBytes, NotKnown, cache_bytes
-from kvq_core.sizing.formats import formats
-from kvq_core.sizing.stored import encoded_bits
+from kvq_core.sizing.count import CacheBytes, NotKnown, ServedBy, cache_bytes
 from kvq_core.spec import Lane
 
 SHAPE = ModelShape(2, 4, 2, 64, 4096)
@@ -207,10 +205,10 @@ def test_what_cannot_be_stored_is_not_known() -> None:
 
 def test_an_engine_reserves_whole_pages() -> None:
     shape = ModelShape(4, 8, 2, 64, 4096)
-    found = cache_bytes(Lane(method="fp8"), shape, 1001, 1001, batch=2, engine="vLLM")
+    found = cache_bytes(Lane(method="fp8"), shape, 1001, 1001, batch=2, served=ServedBy("vLLM"))
     assert isinstance(found, CacheBytes) and found.reserved == 2 * 1008 * 4 * 256
     assert found.taken == found.reserved > found.tensors
-    some = cache_bytes(Lane(method="fp8", layers=(1, 2)), shape, 1001, 1001, engine="vLLM")
+    some = cache_bytes(Lane(method="fp8", layers=(1, 2)), shape, 1001, 1001, served=ServedBy("vLLM"))
     assert isinstance(some, CacheBytes) and some.reserved is None and some.taken == some.tensors
 
 
@@ -228,12 +226,3 @@ def test_shipped_runs_stored_what_is_counted(run: str) -> None:
         stored = memory.stored_bytes + memory.window_bytes + memory.state_bytes
         assert (found.shared, found.host_copy) == (memory.shared_bytes, memory.host_bytes)
         assert found.tensors == pytest.approx(stored, rel=0.05 if found.from_data else 0, abs=0), lane.label
-
-
-def test_the_table_of_what_fits_is_of_the_same_bytes() -> None:
-    """``fit`` reads bits from a table, so that nothing is loaded; they are those that are counted."""
-    for each in formats():
-        method = make(each.method, **each.knobs)
-        for dim in {64, 80} & set(each.bits):
-            own = [encoded_bits(method, at, dim) for at in (0, 1)]
-            assert own == pytest.approx(each.bits[dim], abs=0.005 / dim), (each.name, dim)

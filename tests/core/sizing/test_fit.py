@@ -6,22 +6,21 @@ from typing import Any
 
 import pytest
 
-from benchmarks.format_bits import rows
 from kvq_core.errors import ModelError
 from kvq_core.inspection.fits import fit_of_folder
 from kvq_core.models import load
 from kvq_core.models.parameters import parameters_of
 from kvq_core.packed.measurement import MeasureRequest, measure
+from kvq_core.presets.formats import formats
 from kvq_core.shape import ModelShape
-from kvq_core.sizing.fit import Cache, Fit, FitRequest, Reserve, fit, memory_of
-from kvq_core.sizing.formats import formats
+from kvq_core.sizing.count import CacheBytes, cache_bytes
+from kvq_core.sizing.fit import Fit, FitRequest, Reserve, fit, memory_of
 from kvq_core.sizing.layers import shape_of
 from kvq_core.sizing.reserve import Stack, allowance, page_tokens
 from kvq_core.sizing.weights import Weights, count_weights
 from kvq_core.spec import Lane
 
 GIB = 2**30
-PLAIN = formats()[0]
 
 
 def gpt_oss(layers: int = 24) -> dict[str, Any]:
@@ -95,7 +94,7 @@ DEEPSEEK_V3 = {
 def found(config: dict[str, Any], context: int, batch: int = 1, memory: int | None = None, **more: Any) -> Fit:
     shape = shape_of(config)
     asked = FitRequest(memory=memory, context=context, batch=batch, **more)
-    return fit("a model", shape, count_weights(config, shape, parameters_of), asked)
+    return fit("a model", shape, count_weights(config, shape, parameters_of), asked, formats())
 
 
 def by_engine(found: Fit, engine: str) -> dict[str, Reserve]:
@@ -182,14 +181,6 @@ def test_weights_of_gpt_oss() -> None:
     )
 
 
-def test_bits_are_those_of_packed_tensors() -> None:
-    own = {each.name: each for each in formats()}
-    measured = rows((80,))
-    assert {row["name"] for row in measured} == set(own)
-    for row in measured:
-        assert own[row["name"]].bits.get(80) == row["bits"].get(80), row["name"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "which",
@@ -205,18 +196,18 @@ def test_tensors_are_those_of_packed_caches(which: str, request: pytest.FixtureR
     shape = shape_of(model.model.config.to_dict())
     ids = model.encode("A cache holds keys and values. " * 9)[:40]
     for name in ("q4_0", "fp8"):
-        format = next(each for each in formats() if each.name == name)
         held = measure(model, Lane(label=name, method=name), ids, MeasureRequest(tokens=40, new_tokens=3)).cache_bytes
-        assert Cache.of(format, shape).tensors(42, 1) == held
+        found = cache_bytes(Lane(method=name), shape, 40, 42)
+        assert isinstance(found, CacheBytes) and found.tensors == held
 
 
 def test_the_longest_context_just_fits() -> None:
     shape, weights = shape_of(gpt_oss()), Weights(nbytes=10**10, how="")
-    row = by_engine(fit("", shape, weights, FitRequest(context=1000, batch=4)), "vLLM")["fp8"]
+    row = by_engine(fit("", shape, weights, FitRequest(context=1000, batch=4), formats()), "vLLM")["fp8"]
     longest, left = row.contexts[16], allowance().left(16 * 10**9) - 10**10
 
     def taken(context: int) -> int:
-        own = by_engine(fit("", shape, weights, FitRequest(context=context, batch=4)), "vLLM")["fp8"]
+        own = by_engine(fit("", shape, weights, FitRequest(context=context, batch=4), formats()), "vLLM")["fp8"]
         assert own.reserved is not None
         return own.reserved
 

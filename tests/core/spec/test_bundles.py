@@ -6,7 +6,7 @@ from kvq_core.errors import SpecError
 from kvq_core.methods import methods
 from kvq_core.presets import BUNDLES, parse_placed, with_bundle
 from kvq_core.presets.equal import NEAR, USUAL, equal_bytes, families
-from kvq_core.sizing.count import CacheAt, bits_of
+from kvq_core.sizing.count import CacheAt, PlannedCache
 from kvq_core.spec import MAX_LANES, ComparisonSpec, parse_spec
 
 EVERY = [(name, {key: v}) for name, b in BUNDLES.items() for key, option in b.options.items() for v in option.values]
@@ -60,7 +60,7 @@ def test_lanes_of_equal_bytes_meet_the_budget_or_say_that_they_cannot() -> None:
         at = CacheAt(USUAL.shape, 256, 319)
         lanes = spec_of({"name": "equal-bytes", "bits": budget, "tokens": 256}).lanes
         for lane in lanes:
-            told, label = bits_of(lane, at), lane.label
+            told, label = PlannedCache(lane, at.shape).bits(at.prompt, at.tokens), lane.label
             assert (abs(told - budget) > NEAR * budget) == ("cannot reach" in label or "below" in label), label
             assert "below" not in label or told < budget, label
         assert len({rule.method for lane in lanes for rule in lane.every_rule}) >= len(lanes) > 6

@@ -12,7 +12,7 @@ from kvq_core.methods import methods
 from kvq_core.models import outline
 from kvq_core.models.gguf.published import SECOND_MODEL
 from kvq_core.record.store import open_store
-from kvq_core.sizing.count import CacheAt, bits_of
+from kvq_core.sizing.count import CacheAt, PlannedCache
 from kvq_core.spec import DEFAULT_MODEL, MAX_LANES
 from kvq_core.studies import table
 from kvq_core.studies.cells import plan
@@ -80,7 +80,10 @@ def test_lanes_at_matched_bytes_store_as_much_over_its_prompts_on_both_models(mo
     later = spec.comparison.max_new_tokens - 1
     held = [CacheAt(shape, cell.tokens, cell.tokens + later) for cell in plan(spec).cells]
     matched = [lane for lane in spec.comparison.lanes if table.setting(lane.label)[0] == "matched bytes"]
-    bits = {lane.label: sum(bits_of(lane, at) for at in held) / len(held) for lane in matched}
+    bits = {
+        lane.label: sum(PlannedCache(lane, at.shape).bits(at.prompt, at.tokens) for at in held) / len(held)
+        for lane in matched
+    }
     assert len(bits) == 12
     assert {label: each for label, each in bits.items() if not 4.1 < each < table.MATCHED_BITS * 1.02} == {}
 

@@ -4,19 +4,21 @@ import re
 
 import pytest
 
+from kvq_core.analysis.verdict import Figures, tier
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.presets import presets
 from tests.support.ui_record_factory import make_run
 from ui.panels.tour import shipped_ids
-from ui.panels.two_models import KEPT, RUNS, FormatRow, changed_bytes, format_rows, headline, two_models_html
+from ui.panels.two_models import RUNS, FormatRow, Ran, changed_bytes, format_rows, headline, two_models_html
 
 NAMES = ["A", "B"]
 
 
 def row(here: float, there: float, centred: tuple[float, float] | None = None) -> FormatRow:
-    def lane(kld: float):
+    def lane(kld: float) -> Ran:
         found = make_run(1)[0].lanes[0]
-        return found.model_copy(update={"metrics": found.metrics.model_copy(update={"kld_mean": kld})})
+        own = found.model_copy(update={"metrics": found.metrics.model_copy(update={"kld_mean": kld})})
+        return Ran(own, tier(Figures(kld, kld, kld, 0, 100)))
 
     return FormatRow("q", (lane(here), lane(there)), tuple(map(lane, centred)) if centred else ())
 
@@ -38,9 +40,16 @@ def test_the_headline_claims_no_more_than_was_measured(rows, said):
     assert headline(rows, NAMES) == said
 
 
+def test_flips_can_keep_a_lane_from_being_kept():
+    """The one rule of tiers: 20 of 100 positions flip, whatever the mean KLD."""
+    lane = row(0.03, 4.0).plain[0].lane
+    placed = [tier(Figures(0.03, 0.03, 0.03, flips, 100)) for flips in (0, 20)]
+    assert [Ran(lane, each).kept for each in placed] == [True, False]
+
+
 def test_the_runs_that_ship_have_deployed_formats_first_on_both_models():
-    records = [packaged_store().load(shipped_ids()[name])[0] for name in RUNS]
-    rows = format_rows(tuple(records))
+    runs = [packaged_store().load(shipped_ids()[name]) for name in RUNS]
+    rows, records = format_rows(runs), [record for record, _ in runs]
     titles = [record.environment.model_title.split("-")[0] for record in records]
     assert titles == ["SmolLM2", "Qwen2.5", "qwen2.5"] and records[2].environment.reference is not None
     assert all(record.results_version == records[0].results_version for record in records)
@@ -48,10 +57,10 @@ def test_the_runs_that_ship_have_deployed_formats_first_on_both_models():
         bool(r.centred) for r in rows
     ) == 2
     one = next(found for found in rows if found.label == "llama.cpp q4_0")
-    assert one.plain[0].metrics.kld_mean < KEPT and "Biscuit" in one.plain[0].text
-    assert one.plain[1].metrics.kld_mean > 1 and "Biscuit" not in one.plain[1].text
-    assert one.centred[1].metrics.kld_mean < KEPT and "Biscuit" in one.centred[1].text
-    assert one.plain[2].metrics.kld_mean < KEPT and "Biscuit" in one.plain[2].text
+    assert one.plain[0].kept and "Biscuit" in one.plain[0].lane.text
+    assert one.plain[1].ruined and "Biscuit" not in one.plain[1].lane.text
+    assert one.centred[1].kept and "Biscuit" in one.centred[1].lane.text
+    assert one.plain[2].kept and "Biscuit" in one.plain[2].lane.text
     assert changed_bytes(records[2]) == "794 bytes" and changed_bytes(records[1]) is None
 
 
