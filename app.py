@@ -118,6 +118,10 @@ def load_methods(found: Settings, argv: Sequence[str]) -> None:
         log_event("method not loaded", reason=line)
 
 
+class PortTaken(KvqError):
+    """The page has no address to be served on."""
+
+
 def launch(
     services: Services, health: Health, host: str, port: int, mcp: bool = False, in_browser: bool = False
 ) -> Blocks:
@@ -167,8 +171,12 @@ def main(argv: Sequence[str] = (), in_browser: bool = False) -> int:
         print(error, file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what ends a container ends the page in order
-    with removing_folder(services.downloads):
-        serve(services, found, in_browser)
+    try:
+        with removing_folder(services.downloads):
+            serve(services, found, in_browser)
+    except PortTaken as error:
+        print(error, file=sys.stderr)
+        return 2
     return 0
 
 
@@ -178,7 +186,12 @@ def serve(services: Services, found: Settings, in_browser: bool = False) -> None
     if not found.zero_gpu:  # there the model is loaded, and this process must not compute: it is forked for every run
         threading.Thread(target=warm_up, args=[health, services.store], name="warm-up", daemon=True).start()
     sweep_regularly(services.downloads)
-    blocks = launch(services, health, found.host, found.port, found.mcp, in_browser)
+    try:
+        blocks = launch(services, health, found.host, found.port, found.mcp, in_browser)
+    except OSError:  # Gradio's, of all it can meet there
+        raise PortTaken(
+            f"Nothing can be served on {found.host}, port {found.port}: it may be taken. Set PORT to another one."
+        ) from None
     try:
         blocks.block_thread()
     finally:

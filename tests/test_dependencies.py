@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from tests.test_imports import ROOT
 
 # What comes with gradio, transformers, plotly and pandas is heavy enough: what joins it costs every start and every
-# visitor of a Space. The core's names are imported when they are asked for, so that `kvq-explorer --help` answers at once.
+# visitor of a Space. The core's names are imported when they are asked for, so that `--help` answers at once.
 LOADED = {
     "kvq_core": set(),
     "app": set(

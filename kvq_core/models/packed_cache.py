@@ -98,6 +98,11 @@ class TicketLayer(CacheLayerMixin):
         self.last = LastCall(self.layer.mark(), queries, keys, values) if self.record_past else None
         return self.layer.attend(queries, keys, values, self.how)
 
+    @property
+    def is_croppable(self) -> bool:
+        """What assisted generation asks before it begins, from transformers 5.24 on."""
+        return self.record_past
+
     def activate_past_recording(self) -> None:
         """From the next call on, keep what is needed to cut it back."""
         self.record_past = True
@@ -144,7 +149,7 @@ class TicketLayer(CacheLayerMixin):
 
 
 class TicketCache(Cache):
-    """Layers that attend by themselves, as ``past_key_values``."""
+    """Layers that attend by themselves, as a model's cache."""
 
     def __init__(self, layers: list[Batched], scoring: Sequence[Scoring | None]):
         """``scoring`` of each of the layers, all of which attend."""
