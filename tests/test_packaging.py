@@ -29,6 +29,7 @@ INSIDE |= {name: f"kvq_explorer/{name}" for name in ("ui", "presets", "app.py")}
 REST = ("pyproject.toml", "README.md", "LICENSE")
 MOST = 45_000_000  # bytes of the wheel
 BUSY_S = 400  # a process that imports everything takes seconds, and minutes on a machine that has much else to do
+pytestmark = pytest.mark.timeout(3 * BUSY_S)
 SPEC = {"prompt": "Say hi to the harbour.", "max_new_tokens": 2, "lanes": [{"method": "kivi"}]}
 
 
@@ -120,7 +121,6 @@ def test_the_wheel_asks_for_what_the_checkout_does(wheel):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3 * BUSY_S)
 def test_only_the_command_finds_the_page(command, tmp_path):
     where = "import importlib.util as i, kvq_core; print(kvq_core.__file__, *map(i.find_spec, ('ui', 'app')))"
     asked = ask(command.with_name("python"), "-c", where, folder=tmp_path)
@@ -135,7 +135,6 @@ def test_only_the_command_finds_the_page(command, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3 * BUSY_S)
 def test_a_comparison_is_the_checkouts(smollm, command, tmp_path):
     (tmp_path / "spec.json").write_text(json.dumps(SPEC))
     done = ask(command, "compare", "--spec", "spec.json", "--json", folder=tmp_path, KVQ_STORE=tmp_path / "store")
@@ -153,7 +152,6 @@ def port() -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3 * BUSY_S)
 def test_without_arguments_it_serves_the_page_and_opens_it(real_model, command, tmp_path, port):
     """The browser is a script that notes what it is given. A second one on that port ends with a line."""
     (tmp_path / "home").mkdir()
