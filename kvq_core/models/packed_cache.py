@@ -80,6 +80,7 @@ class TicketLayer(CacheLayerMixin):
         self.empty, self.how = layer, how
         self.padding: list[int] = []  # before each row's prompt, where a batch has any
         self.record_past, self.last = False, cast("LastCall | None", None)
+        self.is_croppable = False  # what assisted generation asks before it begins, from transformers 5.24 on
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
@@ -98,14 +99,9 @@ class TicketLayer(CacheLayerMixin):
         self.last = LastCall(self.layer.mark(), queries, keys, values) if self.record_past else None
         return self.layer.attend(queries, keys, values, self.how)
 
-    @property
-    def is_croppable(self) -> bool:
-        """What assisted generation asks before it begins, from transformers 5.24 on."""
-        return self.record_past
-
     def activate_past_recording(self) -> None:
         """From the next call on, keep what is needed to cut it back."""
-        self.record_past = True
+        self.record_past = self.is_croppable = True
 
     def crop(self, tokens: int) -> None:
         """Remove -``tokens`` of the last call's tokens, or all but ``tokens`` of the cache, as older versions ask. What
