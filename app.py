@@ -118,7 +118,13 @@ def load_methods(found: Settings, argv: Sequence[str]) -> None:
         log_event("method not loaded", reason=line)
 
 
-def launch(services: Services, health: Health, host: str, port: int, mcp: bool = False) -> Blocks:
+class PortTaken(KvqError):
+    """The page has no address to be served on."""
+
+
+def launch(
+    services: Services, health: Health, host: str, port: int, mcp: bool = False, in_browser: bool = False
+) -> Blocks:
     """Build the page and serve it, from threads of its own."""
     blocks = build_ui(services)
     blocks.launch(
@@ -139,6 +145,7 @@ def launch(services: Services, health: Health, host: str, port: int, mcp: bool =
         max_threads=limits().line + SPARE,
         state_session_capacity=SESSIONS,
         mcp_server=mcp,
+        inbrowser=in_browser,
         _frontend=False,  # no check that the page answers itself within three seconds: a busy machine takes longer
     )
     install(blocks)
@@ -147,7 +154,8 @@ def launch(services: Services, health: Health, host: str, port: int, mcp: bool =
     return blocks
 
 
-def main(argv: Sequence[str] = ()) -> int:
+def main(argv: Sequence[str] = (), in_browser: bool = False) -> int:
+    """Serve the page, in a window of the browser where one is asked for; the exit status."""
     share_arena()  # before threads start
     try:
         found = settings()
@@ -163,18 +171,27 @@ def main(argv: Sequence[str] = ()) -> int:
         print(error, file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what ends a container ends the page in order
-    with removing_folder(services.downloads):
-        serve(services, found)
+    try:
+        with removing_folder(services.downloads):
+            serve(services, found, in_browser)
+    except PortTaken as error:
+        print(error, file=sys.stderr)
+        return 2
     return 0
 
 
-def serve(services: Services, found: Settings) -> None:
+def serve(services: Services, found: Settings, in_browser: bool = False) -> None:
     """Serve the page until somebody stops it."""
     health = Health(services)
     if not found.zero_gpu:  # there the model is loaded, and this process must not compute: it is forked for every run
         threading.Thread(target=warm_up, args=[health, services.store], name="warm-up", daemon=True).start()
     sweep_regularly(services.downloads)
-    blocks = launch(services, health, found.host, found.port, found.mcp)
+    try:
+        blocks = launch(services, health, found.host, found.port, found.mcp, in_browser)
+    except OSError:  # Gradio's, of all it can meet there
+        raise PortTaken(
+            f"Nothing can be served on {found.host}, port {found.port}: it may be taken. Set PORT to another one."
+        ) from None
     try:
         blocks.block_thread()
     finally:

@@ -8,13 +8,13 @@ import re
 import tomllib
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 from kvq_core.frozen import Frozen
 from kvq_core.shape import ModelShape
+from kvq_core.shipped import shipped
 
-FILE = Path(__file__).resolve().parents[1] / "presets" / "sizing" / "engines.toml"
+FILE = shipped("sizing", "engines.toml")
 UNRELEASED = "no release"  # has it: a fork, or an open pull request
 
 

@@ -13,7 +13,7 @@ import networkx
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "architecture.svg"
-GROUND = ("errors", "frozen", "settings", "limits", "logs", "machine", "shape", "engines")
+GROUND = ("errors", "frozen", "settings", "limits", "logs", "machine", "shape", "engines", "shipped")
 WIDTH, BOX, HEIGHT, ROW, MARGIN = 1240, 112, 40, 92, 24
 GAP, KNOT = 20, 12  # between boxes, and the room of an arrow that passes a row
 COLORS = {"kvq_core": "#2563eb", "ui": "#0f766e", "kernels": "#b45309"}

@@ -233,7 +233,7 @@ GONE_MEMBERS = set(
 
 @pytest.mark.slow
 def test_nothing_is_used_that_newer_pythons_took_out():
-    folders = ("kvq_core", "ui", "kernels", "scripts", "benchmarks", "tests")
+    folders = ("kvq_core", "kvq_explorer", "ui", "kernels", "scripts", "benchmarks", "tests")
     for file in [ROOT / "app.py", *(each for folder in folders for each in (ROOT / folder).rglob("*.py"))]:
         modules, members = _used(ast.parse(file.read_text(encoding="utf-8")))
         bad = {each for each in modules if each.split(".")[0] in GONE} | members & GONE_MEMBERS

@@ -22,6 +22,7 @@ def test_the_fixed_top_level_is_there():
     for name in (
         "app.py",
         "kvq_core",
+        "kvq_explorer",
         "kernels",
         "ui",
         "presets",

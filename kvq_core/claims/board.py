@@ -16,9 +16,10 @@ from kvq_core.errors import SpecError, StoreError, abbreviate
 from kvq_core.frozen import Frozen
 from kvq_core.machine import files
 from kvq_core.settings import settings
+from kvq_core.shipped import shipped
 from kvq_core.spec import DEFAULT_MODEL
 
-SHIPPED = Path(__file__).resolve().parents[2] / "presets" / "claims"
+SHIPPED = shipped("claims")
 NAME = r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)*"
 _CRITERION = re.compile(rf"({NAME}) (<=|>=|<|>) (?:(\d+(?:\.\d+)?) \* )?({NAME}|-?\d+(?:\.\d+)?)")
 Verdict = Literal["holds", "does not hold here", "cannot be tested here"]

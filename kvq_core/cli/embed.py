@@ -4,13 +4,12 @@ The page's own program draws it (``python -m ui.export``): the core knows no fig
 """
 
 import argparse
-import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from kvq_core.errors import SpecError
+from kvq_core.shipped import root
 
 EXAMPLES = (
     "python -m kvq_core embed 0123456789abcdef --view kld > kld.html\n"
@@ -24,7 +23,6 @@ SELECTED = (
 )
 READ = "words or replay"
 PLACE = {"layer": "layer", "head": "query head", "token": "token of the answer"}
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,12 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def embed(arguments: argparse.Namespace) -> int:
     """Hand over to the page's program, whose output and exit status are the command's. Raises SpecError where the page
     is not installed."""
-    if importlib.util.find_spec("ui") is None:
+    if not (root() / "ui").is_dir():
         raise SpecError("The folder ui, which draws figures, is not here: run embed in a copy of the whole project.")
     given = [arguments.run, "--view", arguments.view, "--link", arguments.link]
     given += [f"--lane={arguments.lane}"] if arguments.lane else []
     given += [f"--{name}={at}" for name in PLACE if (at := getattr(arguments, name)) is not None]
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    paths = os.pathsep.join(filter(None, (str(root()), os.environ.get("PYTHONPATH"))))
     return subprocess.run(
         [sys.executable, "-m", "ui.export", *given], check=False, env={**os.environ, "PYTHONPATH": paths}
     ).returncode

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from kvq_core.cli import added as added_cli
 from kvq_core.cli import advise as advise_cli
@@ -33,7 +33,8 @@ from kvq_core.cli import table as table_cli
 from kvq_core.cli.bar import Bar
 from kvq_core.cli.comparison import add_comparison, comparison, losses
 from kvq_core.cli.output import as_json
-from kvq_core.errors import KvqError, SpecError, StoreError, abbreviate
+from kvq_core.cli.parser import Parser, program
+from kvq_core.errors import KvqError, StoreError
 from kvq_core.machine import interrupt
 
 if TYPE_CHECKING:
@@ -71,13 +72,6 @@ EXAMPLES = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports a usage error in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise SpecError(f"{abbreviate(message, 300)}. See: {self.prog} --help")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0, 1 where a check fails, 2 for anything a person can put right, 130
     when interrupted."""
@@ -103,8 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status or 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m kvq_core", description="Compare KV-cache quantization methods.", **_options(""))
+def _parser() -> Parser:
+    parser = Parser(prog=program(), description="Compare KV-cache quantization methods.", **_options(""))
     parser.set_defaults(at_once=lambda arguments: False)  # a command that can do without libraries says otherwise
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 

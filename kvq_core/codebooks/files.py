@@ -23,8 +23,9 @@ from kvq_core.errors import KvqError, StoreError, excerpt
 from kvq_core.frozen import Frozen
 from kvq_core.machine import files
 from kvq_core.settings import settings
+from kvq_core.shipped import shipped
 
-SHIPPED = Path(__file__).resolve().parents[2] / "presets" / "codebooks"
+SHIPPED = shipped("codebooks")
 FORMAT = 1
 NAMED = 5  # of the codebooks there are, in a message
 DEFAULT_NAME = "default"

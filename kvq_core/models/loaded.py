@@ -12,6 +12,7 @@ from kvq_core.errors import ModelError
 from kvq_core.machine import threads
 from kvq_core.methods import ModelRef, ModelShape
 from kvq_core.models.body import body
+from kvq_core.models.cache_name import cache_name
 from kvq_core.models.head import logits_of
 from kvq_core.models.lockstep import attending
 from kvq_core.models.probe import TOKENS, cached_rotations, probe
@@ -143,7 +144,7 @@ class LoadedModel(Reader):
         if states is None and self.shape.stateful:
             assert not start, "a model with states goes on from those after the tokens before"
             states = self.states()
-        options = {"use_cache": False} if states is None else {"use_cache": True, "past_key_values": states}
+        options = {"use_cache": False} if states is None else {"use_cache": True, cache_name(): states}
         with attending(attend, self.scoring):
             return module(input_ids=ids.to(self.device), position_ids=positions, **options)
 

@@ -80,6 +80,7 @@ class TicketLayer(CacheLayerMixin):
         self.empty, self.how = layer, how
         self.padding: list[int] = []  # before each row's prompt, where a batch has any
         self.record_past, self.last = False, cast("LastCall | None", None)
+        self.is_croppable = False  # what assisted generation asks before it begins, from transformers 5.24 on
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
@@ -100,7 +101,7 @@ class TicketLayer(CacheLayerMixin):
 
     def activate_past_recording(self) -> None:
         """From the next call on, keep what is needed to cut it back."""
-        self.record_past = True
+        self.record_past = self.is_croppable = True
 
     def crop(self, tokens: int) -> None:
         """Remove -``tokens`` of the last call's tokens, or all but ``tokens`` of the cache, as older versions ask. What
@@ -144,7 +145,7 @@ class TicketLayer(CacheLayerMixin):
 
 
 class TicketCache(Cache):
-    """Layers that attend by themselves, as ``past_key_values``."""
+    """Layers that attend by themselves, as a model's cache."""
 
     def __init__(self, layers: list[Batched], scoring: Sequence[Scoring | None]):
         """``scoring`` of each of the layers, all of which attend."""

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-SHIPPED = Path(__file__).resolve().parents[2] / "presets" / "kernels" / "gpu.json"
+from kvq_core.shipped import shipped
+
+SHIPPED = shipped("kernels", "gpu.json")
 CHANGED = "The kernels have changed since and were not measured again."
 
 

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SHIPPED = Path(__file__).resolve().parents[2] / "presets" / "kernels" / "slow.json"
+from kvq_core.shipped import shipped
+
+SHIPPED = shipped("kernels", "slow.json")
 
 
 class Slow(NamedTuple):

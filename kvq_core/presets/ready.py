@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from kvq_core.errors import SpecError, did_you_mean, excerpt
 from kvq_core.frozen import Frozen
 from kvq_core.presets.read import parse_placed
+from kvq_core.shipped import shipped
 from kvq_core.spec import ComparisonSpec
 
-FOLDER = Path(__file__).resolve().parents[2] / "presets"
+FOLDER = shipped()
 
 
 class Preset(Frozen):

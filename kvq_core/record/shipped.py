@@ -1,12 +1,12 @@
 """The runs that ship with the app, and how a run is found by its id: among these first, then in a store."""
 
-from pathlib import Path
 from typing import Any
 
 from kvq_core.record.fields import Record
 from kvq_core.record.store import Store, open_store
+from kvq_core.shipped import shipped
 
-RUNS = Path(__file__).resolve().parents[2] / "presets" / "runs"
+RUNS = shipped("runs")
 
 
 def packaged_store() -> Store:

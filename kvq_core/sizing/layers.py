@@ -10,9 +10,10 @@ from typing import Any
 
 from kvq_core.errors import ModelError, excerpt
 from kvq_core.shape import LayerKind, ModelShape
+from kvq_core.shipped import shipped
 from kvq_core.sizing.states import state_of
 
-SHIPPED = Path(__file__).resolve().parents[2] / "presets" / "sizing"
+SHIPPED = shipped("sizing")
 Config = Mapping[str, Any]
 KV_HEADS = (  # names of one figure, a list where layers differ
     *("num_key_value_heads_per_layer", "num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads"),

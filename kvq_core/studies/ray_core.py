@@ -5,6 +5,7 @@ actor that is lost, with its node or by itself, is replaced where the cluster ha
 again.
 """
 
+import importlib.util
 import os
 import socket
 from collections import deque
@@ -17,7 +18,11 @@ from typing import Any
 from kvq_core.errors import KvqError
 from kvq_core.studies.executors import TRIES, CellWork, Outcome, compute
 
-_ROOT = Path(__file__).resolve().parents[2]
+
+def _places() -> list[str]:
+    """The folders that hold this project's packages."""
+    found = map(importlib.util.find_spec, ("kvq_core", "kvq_kernels"))
+    return list(dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in found if spec and spec.origin))
 
 
 class _Worker:
@@ -104,7 +109,7 @@ class RayActors:
         tells of lost actors on stdout while it is connected, and once more when it lets go."""
         if ray.is_initialized():
             return (yield)
-        paths = [str(_ROOT), str(_ROOT / "kernels"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [*_places(), *filter(None, [os.environ.get("PYTHONPATH")])]
         settings = {name: value for name, value in os.environ.items() if name.startswith(("KVQ_", "HF_", "AWS_"))}
         settings["PYTHONPATH"] = os.pathsep.join(paths)
         host, _, port = self.address.rpartition(":")

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvq_core.logs import log_error
 from kvq_core.record.store import Store
 from kvq_core.settings import settings
+from kvq_core.shipped import root
 from ui.server.compressed import Compressed
 from ui.server.embeds import Embeds
 from ui.server.health import Health
@@ -23,7 +24,7 @@ from ui.server.origins import KnownHosts
 from ui.server.preview import EarlyOf, Preview
 from ui.server.request_size import BoundedBody
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = root()
 # Gradio needs inline scripts and eval, so this cannot stop a script that got in; it stops what such a script is for:
 # sending what it read elsewhere, and loading more. No frame-ancestors: a Space shows the page in an iframe.
 POLICY = "; ".join(

@@ -5,7 +5,6 @@ import time
 import tomllib
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -16,6 +15,7 @@ from kvq_core.errors import StoreError
 from kvq_core.logs import log_error
 from kvq_core.models import available_models, loaded_model
 from kvq_core.record.store import Store
+from kvq_core.shipped import root
 from ui.service.services import Services
 
 FRESH_S = 10.0  # the store is asked at most so often, however often somebody asks here
@@ -93,5 +93,5 @@ def version() -> str:
     try:
         return metadata.version("kvq-explorer")
     except metadata.PackageNotFoundError:
-        project = Path(__file__).resolve().parents[2] / "pyproject.toml"
+        project = root() / "pyproject.toml"
         return str(tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"])

@@ -2,11 +2,12 @@
 
 import tomllib
 from functools import cache
-from pathlib import Path
 
 from numpy.random import Generator
 
-FOLDER = Path(__file__).resolve().parents[3] / "presets" / "tasks"
+from kvq_core.shipped import shipped
+
+FOLDER = shipped("tasks")
 
 
 @cache

@@ -96,14 +96,19 @@ def test_a_server_that_is_ended_leaves_nothing(temporary, end, statuses):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("library", "program"),
-    [("torch", ["-m", "kvq_core", "methods"]), ("torch", ["kvq", "methods"]), ("gradio", ["app.py"])],
+    [
+        ("torch", ["-m", "kvq_core", "methods"]),
+        ("torch", ["kvq-explorer", "methods"]),
+        ("gradio", ["app.py"]),
+        ("gradio", ["-m", "kvq_explorer"]),
+    ],
 )
 def test_ctrl_c_while_libraries_are_imported_prints_no_trace(tmp_path, library, program):
     """With a library that takes as long as it likes."""
     (tmp_path / f"{library}.py").write_text("import time; print('ready', flush=True); time.sleep(60)")
-    (tmp_path / "kvq").write_text("from kvq_core.cli.main import main; main()")  # as pip writes it
-    if program[0] == "kvq":
-        program = [str(tmp_path / "kvq"), *program[1:]]
+    (tmp_path / "kvq-explorer").write_text("from kvq_explorer.__main__ import main; main()")  # as pip writes it
+    if program[0] == "kvq-explorer":
+        program = [str(tmp_path / program[0]), *program[1:]]
     process = python("-u", *program, PYTHONPATH=f"{tmp_path}:{ROOT}")
     with process:
         try:
