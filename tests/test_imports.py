@@ -49,7 +49,7 @@ _TABLE = """
         sizing spec
     packed: codecs engine errors events frozen kernels machine methods models pipeline spec
     claims: capture codebooks codecs divergence engine errors frozen machine methods models pipeline presets record
-        settings spec training
+        settings sizing spec studies training
     studies: analysis complaints errors events limits links logs machine models pipeline presets record spec store
     decision: analysis engines errors events machine methods models pipeline record settings sizing spec studies
     advice: analysis complaints decision engines errors inspection methods models pipeline presets shape sizing spec

@@ -92,6 +92,7 @@ class ClaimResult(Frozen):
     criterion: tuple[str, ...]
     verdict: Verdict
     reason: str  # why it cannot be tested here; empty otherwise
+    answers: int = 0  # behind each number, a share of right ones, of all cases together; 0: numbers are no such shares
     numbers: dict[str, Spread]
     texts: tuple[TextResult, ...]
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from kvq_core.claims.answers import Answers
 from kvq_core.claims.board import NAME, SHIPPED, Criterion
 from kvq_core.claims.decoding import Decoding, Lossless
 from kvq_core.claims.distributions import Decay, Tails
@@ -38,6 +39,7 @@ MEASURES: dict[str, type[Measure]] = {
     "codebook_sizes": CodebookSizes,
     "codebook_files": CodebookFiles,
     "decoding_memory": DecodingMemory,
+    "answers": Answers,
 }
 _DERIVED = re.compile(rf"({NAME}) ([-/]) ({NAME})")
 

@@ -33,12 +33,17 @@ class _Found:
 
 
 def measure_board(
-    model: LoadedModel, papers: Sequence[Paper], setting: ClaimSetting, progress: Progress = lambda *_: None
+    model: LoadedModel,
+    papers: Sequence[Paper],
+    setting: ClaimSetting,
+    progress: Progress = lambda *_: None,
+    context: Context | None = None,
 ) -> Board:
-    """Measure the papers' claims on a model. What cannot be measured is a verdict with its reason, not an error."""
-    began, context = time.perf_counter(), Context(model)
+    """Measure the papers' claims on a model. What cannot be measured is a verdict with its reason, not an error.
+    ``context`` holds what an earlier go over the model found."""
+    began, context = time.perf_counter(), context or Context(model)
     found = {claim.id: _Found(claim) for paper in papers for claim in paper.claims}
-    names = _texts(found.values(), setting)
+    names = _texts(found.values(), setting, context, progress)
     infos = []
     for index, name in enumerate(names):
         progress(f"Reading {name}", index, len(names))
@@ -96,8 +101,9 @@ def measure_missing(
         return measure_board(model, papers, setting, progress)
     board = known
     done: tuple[Board, ...] = ()
+    context = Context(model)  # several papers' claims look at one run
     for part in _parts(known, papers):
-        done = (*done, measure_board(model, [part], setting, progress))
+        done = (*done, measure_board(model, [part], setting, progress, context))
         board = _with(known, done, papers)
         keep(board)
     return board
@@ -175,6 +181,7 @@ def judge(paper: Paper, claim: Claim, by_text: dict[str, Numbers], reason: str, 
         criterion=claim.holds_if,
         verdict=word,
         reason=why,  # type: ignore[arg-type]
+        answers=claim.measurement().asked,
         numbers=spreads(list(numbers.values())),
         texts=tuple(TextResult(text=t, holds=satisfies(claim.criteria(), n), numbers=n) for t, n in numbers.items()),
     )
@@ -186,20 +193,24 @@ def _with_baseline(claim: Claim, by_text: dict[str, Numbers]) -> dict[str, Numbe
     return {name: {**numbers, **means} for name, numbers in by_text.items() if name not in claim.baseline_texts}
 
 
-def _texts(found: Iterable[_Found], setting: ClaimSetting) -> list[str]:
+def _texts(found: Iterable[_Found], setting: ClaimSetting, context: Context, progress: Progress) -> list[str]:
     """Texts some claim needs, in the setting's order; claims that need none are measured here."""
     wanted = set()
     for each in found:
-        cases = each.claim.measurement().cases()
-        if cases is None:
+        measure = each.claim.measurement()
+        if measure.reads_texts:
             wanted |= set(_wanted(each.claim, setting))
-        else:
-            each.numbers = cases
+            continue
+        progress(each.claim.id, 0, 1)
+        try:
+            each.numbers = measure.cases(context)
+        except KvqError as error:
+            each.reason = str(error)
     return [name for name in setting.text if name in wanted]
 
 
 def _wanted(claim: Claim, setting: ClaimSetting) -> tuple[str, ...]:
-    if claim.measurement().cases() is not None:
+    if not claim.measurement().reads_texts:
         return ()
     return (*claim.baseline_texts, *(claim.texts or setting.texts))
 
