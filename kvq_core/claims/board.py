@@ -21,7 +21,7 @@ from kvq_core.spec import DEFAULT_MODEL
 SHIPPED = Path(__file__).resolve().parents[2] / "presets" / "claims"
 NAME = r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)*"
 _CRITERION = re.compile(rf"({NAME}) (<=|>=|<|>) (?:(\d+(?:\.\d+)?) \* )?({NAME}|-?\d+(?:\.\d+)?)")
-Verdict = Literal["holds", "does not hold here", "cannot be tested here"]
+Verdict = Literal["holds", "does not hold here", "cannot be tested here", "not measured"]
 Number = Annotated[float, AllowInfNan(False)]
 
 

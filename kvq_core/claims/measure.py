@@ -10,12 +10,12 @@ from importlib.metadata import version
 
 import torch
 
-from kvq_core.claims.board import Board, ClaimResult, Go, TextInfo, TextResult
+from kvq_core.claims.board import Board, ClaimResult, Go, TextInfo
 from kvq_core.claims.criteria import Claim, ClaimSetting, Paper
 from kvq_core.claims.measures import Context, Numbers
 from kvq_core.claims.sample import Sample, capture
 from kvq_core.claims.texts import token_ids
-from kvq_core.claims.verdict import satisfies, spreads, verdict
+from kvq_core.claims.verdict import result_of, spreads, verdict
 from kvq_core.codebooks.files import Codebook, codebooks
 from kvq_core.errors import KvqError, MethodError, SpecError
 from kvq_core.models import LoadedModel
@@ -167,24 +167,7 @@ def judge(paper: Paper, claim: Claim, by_text: dict[str, Numbers], reason: str, 
     word, why = (
         ("cannot be tested here", reason) if reason else verdict(claim.criteria(), list(numbers.values()), setting.rule)
     )
-    return ClaimResult(
-        id=claim.id,
-        paper=paper.title,
-        arxiv=paper.arxiv,
-        sentence=claim.sentence,
-        where=claim.where,
-        quote=claim.quote,
-        quoted_from=claim.quoted_from,
-        less=claim.less,
-        setting=claim.setting,
-        note=claim.note,
-        criterion=claim.holds_if,
-        verdict=word,
-        reason=why,  # type: ignore[arg-type]
-        answers=claim.measurement().asked,
-        numbers=spreads(list(numbers.values())),
-        texts=tuple(TextResult(text=t, holds=satisfies(claim.criteria(), n), numbers=n) for t, n in numbers.items()),
-    )
+    return result_of(paper, claim, numbers, word, why, claim.measurement().asked)
 
 
 def _with_baseline(claim: Claim, by_text: dict[str, Numbers]) -> dict[str, Numbers]:

@@ -1,0 +1,89 @@
+"""The papers' claims about time, judged on what this project's kernels took on GPUs; what is shipped is read here, and
+the benchmark's results are judged by ``judge_device``."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from kvq_core.claims.board import SHIPPED, ClaimResult, Verdict
+from kvq_core.frozen import Frozen
+
+FILE = SHIPPED / "latency.json"
+RULE = "A claim about time holds on a device if all its criteria hold in every case that was measured there."
+NO_CASE = "No case of the GPU benchmark measures it."
+
+
+class DeviceBoard(Frozen):
+    """The claims about time on one device: of which kernels, and whether these have changed since."""
+
+    device: str
+    torch: str
+    triton: str
+    kernels: str
+    changed: bool
+    claims: tuple[ClaimResult, ...]
+
+    @property
+    def versions(self) -> str:
+        changed = ", which have changed since" if self.changed else ""
+        return f"{self.device}: torch {self.torch}, Triton {self.triton}, kernels {self.kernels}{changed}"
+
+
+_BOARDS = TypeAdapter(tuple[DeviceBoard, ...])
+
+
+def judge_device(facts: Mapping[str, str], changed: bool, cases: Mapping[str, Mapping[str, Any]]) -> DeviceBoard:
+    """Every paper's claims about time by the benchmark's ``cases`` of a device, each the numbers by their names."""
+    from kvq_core.claims.criteria import papers
+    from kvq_core.claims.verdict import result_of, satisfies
+
+    results = []
+    for paper in papers().values():
+        for claim in paper.latency:
+            matches = filter(None, (re.fullmatch(claim.cases, case) for case in cases))
+            numbers = {
+                match[0]: claim.reported({name: _read(cases, match, path) for name, path in claim.numbers.items()})
+                for match in matches
+            }
+            held = all(satisfies(claim.criteria(), each) for each in numbers.values())
+            word: Verdict = "not measured" if not numbers else "holds" if held else "does not hold here"
+            results.append(result_of(paper, claim, numbers, word, "" if numbers else NO_CASE))
+    return DeviceBoard(
+        **{name: facts[name] for name in ("device", "torch", "triton")},
+        kernels=facts["kernels"][:8],
+        changed=changed,
+        claims=tuple(results),
+    )
+
+
+def _read(cases: Mapping[str, Mapping[str, Any]], match: re.Match[str], path: str) -> float:
+    case, _, name = path.rpartition(":")
+    found = cases[match.expand(case) if case else match[0]][name]
+    return float(found["ms"] if isinstance(found, Mapping) else found)
+
+
+def latency_boards(file: Path = FILE) -> tuple[DeviceBoard, ...]:
+    """By device, as they ship; none where nothing was measured."""
+    return _BOARDS.validate_json(file.read_bytes()) if file.is_file() else ()
+
+
+def as_json(boards: tuple[DeviceBoard, ...]) -> str:
+    return _BOARDS.dump_json(boards, indent=1).decode() + "\n"
+
+
+def contradictions(title: str, file: Path = FILE) -> list[str]:
+    """What a method's description says where its paper's claim about time does not hold on GPUs: a sentence each."""
+    from kvq_core.claims.criteria import papers
+
+    said = []
+    for claim in (claim for paper in papers().values() if paper.title == title for claim in paper.latency):
+        found = [each for board in latency_boards(file) for each in board.claims if each.id == claim.id]
+        if claim.said and any(each.verdict == "does not hold here" for each in found):
+            texts = [text for each in found for text in each.texts]
+            of = [text.numbers[claim.said_of] for text in texts]
+            failed = sum(not text.holds for text in texts)
+            said.append(claim.said.format(low=min(of), high=max(of), failed=failed, cases=len(texts)))
+    return said
