@@ -67,7 +67,7 @@ _TABLE = """
     ui.export: analysis errors record spec store ui.figures ui.html ui.selection ui.service ui.words
     ui.service: analysis errors events inspection limits links logs machine mend packed pipeline record settings sizing
         spec store studies training ui.html
-    ui.form: decision errors links methods models presets record settings spec training ui.html ui.service
+    ui.form: claims decision errors links methods models presets record settings spec training ui.html ui.service
     ui.server: errors events logs machine models packed pipeline settings spec store ui.export ui.service
     ui.views: analysis engines errors methods record spec ui.figures ui.form ui.html ui.selection ui.service ui.words
     ui.panels: analysis claims errors events frozen inspection links logs mend methods models packed pipeline presets
@@ -89,7 +89,7 @@ ROOMS = {
 }
 # of rooms that are open to the page in part, the modules it sees
 OPEN_TO_THE_PAGE = {
-    "claims": {"board", "side_by_side"},
+    "claims": {"board", "latency", "side_by_side"},
     "decision": {"engine_flags", "layer_plans", "scores", "verify"},
     "inspection": {"fits", "look", "report", "rules"},
     "packed": {"gpus", "lanes", "slow"},

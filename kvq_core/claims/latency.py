@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from kvq_core.claims.board import SHIPPED, ClaimResult, Verdict
 from kvq_core.frozen import Frozen
 
@@ -32,7 +30,21 @@ class DeviceBoard(Frozen):
         return f"{self.device}: torch {self.torch}, Triton {self.triton}, kernels {self.kernels}{changed}"
 
 
-_BOARDS = TypeAdapter(tuple[DeviceBoard, ...])
+class Latency(Frozen):
+    """The boards by device, and by paper what a method's description says where a claim about time does not hold."""
+
+    boards: tuple[DeviceBoard, ...] = ()
+    said: dict[str, tuple[str, ...]] = {}
+
+
+def stored_latency(file: Path = FILE) -> Latency:
+    """As it ships; empty where nothing was measured."""
+    return Latency.model_validate_json(file.read_bytes()) if file.is_file() else Latency()
+
+
+def latency_json(boards: tuple[DeviceBoard, ...]) -> str:
+    """The file of these boards."""
+    return Latency(boards=boards, said=_said(boards)).model_dump_json(indent=1) + "\n"
 
 
 def judge_device(facts: Mapping[str, str], changed: bool, cases: Mapping[str, Mapping[str, Any]]) -> DeviceBoard:
@@ -65,25 +77,15 @@ def _read(cases: Mapping[str, Mapping[str, Any]], match: re.Match[str], path: st
     return float(found["ms"] if isinstance(found, Mapping) else found)
 
 
-def latency_boards(file: Path = FILE) -> tuple[DeviceBoard, ...]:
-    """By device, as they ship; none where nothing was measured."""
-    return _BOARDS.validate_json(file.read_bytes()) if file.is_file() else ()
-
-
-def as_json(boards: tuple[DeviceBoard, ...]) -> str:
-    return _BOARDS.dump_json(boards, indent=1).decode() + "\n"
-
-
-def contradictions(title: str, file: Path = FILE) -> list[str]:
-    """What a method's description says where its paper's claim about time does not hold on GPUs: a sentence each."""
+def _said(boards: tuple[DeviceBoard, ...]) -> dict[str, tuple[str, ...]]:
     from kvq_core.claims.criteria import papers
 
-    said = []
-    for claim in (claim for paper in papers().values() if paper.title == title for claim in paper.latency):
-        found = [each for board in latency_boards(file) for each in board.claims if each.id == claim.id]
-        if claim.said and any(each.verdict == "does not hold here" for each in found):
+    said: dict[str, tuple[str, ...]] = {}
+    for title, claim in ((paper.title, claim) for paper in papers().values() for claim in paper.latency if claim.said):
+        found = [each for board in boards for each in board.claims if each.id == claim.id]
+        if any(each.verdict == "does not hold here" for each in found):
             texts = [text for each in found for text in each.texts]
-            of = [text.numbers[claim.said_of] for text in texts]
-            failed = sum(not text.holds for text in texts)
-            said.append(claim.said.format(low=min(of), high=max(of), failed=failed, cases=len(texts)))
+            of, failed = [text.numbers[claim.said_of] for text in texts], sum(not text.holds for text in texts)
+            words = claim.said.format(low=min(of), high=max(of), failed=failed, cases=len(texts))
+            said[title] = (*said.get(title, ()), words)
     return said
