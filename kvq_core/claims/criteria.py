@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from kvq_core.claims.answers import Answers
 from kvq_core.claims.board import NAME, SHIPPED, Criterion
+from kvq_core.claims.counted import CommutedCounts, KeyRatios
 from kvq_core.claims.decoding import Decoding, Lossless
 from kvq_core.claims.distributions import Decay, Tails
 from kvq_core.claims.measures import Lanes, Measure, Numbers, PrintedSizes, StoredSize
@@ -41,6 +42,8 @@ MEASURES: dict[str, type[Measure]] = {
     "codebook_files": CodebookFiles,
     "decoding_memory": DecodingMemory,
     "answers": Answers,
+    "key_ratios": KeyRatios,
+    "commuted_counts": CommutedCounts,
 }
 _DERIVED = re.compile(rf"({NAME}) ([-/]) ({NAME})")
 
