@@ -1,11 +1,12 @@
 """Answers that are right or wrong: tasks made from a seed under several lanes (CommVQ, Figure 2; scores of tables)."""
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, Self, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from kvq_core.claims.measures import Context, Measure, Numbers
+from kvq_core.claims.shares import PLACE, RIGHT
 from kvq_core.errors import MethodError
 from kvq_core.frozen import Frozen
 from kvq_core.models import LoadedModel
@@ -17,7 +18,6 @@ from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.task_suites import judge, new_tokens, suite
 
 FP16 = "fp16"  # the reference's own answers
-DEPTH = ".depth_"  # of a number that is one place of a map
 
 
 class TaskCase(Frozen):
@@ -43,10 +43,16 @@ class Answers(Measure):
     cases_of: tuple[TaskCase, ...] = Field(min_length=1)
     depths: tuple[float, ...] = ()
 
+    @model_validator(mode="after")
+    def _alike(self) -> Self:
+        if len({case.n for case in self.cases_of}) > 1:
+            raise ValueError("cases ask different numbers of prompts; their mean is to be the share of all")
+        return self
+
     @property
     def names(self) -> tuple[str, ...]:
         lanes = (FP16, *self.lanes)
-        return (*(f"{lane}.right" for lane in lanes), *(_at(lane, depth) for lane in lanes for depth in self.depths))
+        return (*(f"{lane}{RIGHT}" for lane in lanes), *(_at(lane, depth) for lane in lanes for depth in self.depths))
 
     def cases(self, context: Context) -> dict[str, Numbers]:
         key = ("answers", self.model_dump_json())
@@ -62,7 +68,7 @@ class Answers(Measure):
         right: dict[str, list[bool]] = {name: [] for name in self.names}
         for prompt in case.prompts():
             for lane, hit in self._right(model, case.suite, prompt):
-                right[f"{lane}.right"].append(hit)
+                right[f"{lane}{RIGHT}"].append(hit)
                 if self.depths:
                     right[_at(lane, cast(float, prompt.facts["depth"]))].append(hit)
         return {name: sum(hits) / len(hits) for name, hits in right.items()}
@@ -87,4 +93,4 @@ class Answers(Measure):
 
 
 def _at(lane: str, depth: float) -> str:
-    return f"{lane}{DEPTH}{100 * depth:.0f}"
+    return f"{lane}{PLACE}{100 * depth:.0f}"

@@ -36,14 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def claims(arguments: argparse.Namespace) -> None:
     """Measure and store, or only read, and print."""
     from kvq_core.claims.board import board_file, save_board
-    from kvq_core.claims.tables import boards_json, markdown_table, plain_table
+    from kvq_core.claims.latency import stored_latency
+    from kvq_core.claims.tables import boards_json, markdown_table, plain_latency, plain_table
     from kvq_core.spec import DEFAULT_MODEL
 
     if arguments.markdown and arguments.json:
         raise SpecError("--markdown and --json are two formats; give one of them.")
-    unkept = None
+    unkept, timed = None, ()
     if arguments.stored or arguments.markdown:
         boards = _stored(arguments.model, arguments.paper)
+        timed = _of(stored_latency().boards, arguments.paper) if arguments.model is None else ()
     else:
         model = arguments.model or DEFAULT_MODEL
         boards = [_measured(model, arguments.revision, arguments.paper, arguments.missing)]
@@ -54,9 +56,11 @@ def claims(arguments: argparse.Namespace) -> None:
             unkept = error
         boards = _of(boards, arguments.paper)
     if arguments.json:
-        print(boards_json(boards), end="")
+        print(boards_json(boards, timed), end="")
     else:
         print(markdown_table(boards) if arguments.markdown else plain_table(boards))
+        if timed and not arguments.markdown:
+            print("\n" + plain_latency(timed))
     if unkept:
         raise unkept
 
