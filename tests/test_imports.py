@@ -48,8 +48,8 @@ _TABLE = """
     inspection: analysis capture engine errors frozen machine methods metrics models presets settings shape
         sizing spec
     packed: codecs engine errors events frozen kernels machine methods models pipeline spec
-    claims: capture codebooks codecs divergence engine errors frozen machine methods models pipeline presets record
-        settings sizing spec studies training
+    claims: capture codebooks codecs divergence engine errors frozen kernels machine methods models pipeline presets
+        record settings shape sizing spec studies training
     studies: analysis complaints errors events limits links logs machine models pipeline presets record spec store
     decision: analysis engines errors events machine methods models pipeline record settings sizing spec studies
     advice: analysis complaints decision engines errors inspection methods models pipeline presets shape sizing spec
@@ -89,7 +89,7 @@ ROOMS = {
 }
 # of rooms that are open to the page in part, the modules it sees
 OPEN_TO_THE_PAGE = {
-    "claims": {"board", "latency", "side_by_side"},
+    "claims": {"board", "latency", "shares", "side_by_side"},
     "decision": {"engine_flags", "layer_plans", "scores", "verify"},
     "inspection": {"fits", "look", "report", "rules"},
     "packed": {"gpus", "lanes", "slow"},
