@@ -4,10 +4,14 @@ the benchmark's results are judged by ``judge_device``."""
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvq_core.claims.board import SHIPPED, ClaimResult, Verdict
 from kvq_core.frozen import Frozen
+
+if TYPE_CHECKING:
+    from kvq_core.claims.criteria import LatencyClaim
+    from kvq_core.claims.measures import Numbers
 
 FILE = SHIPPED / "latency.json"
 RULE = "A claim about time holds on a device if all its criteria hold in every case that was measured there."
@@ -55,11 +59,8 @@ def judge_device(facts: Mapping[str, str], changed: bool, cases: Mapping[str, Ma
     results = []
     for paper in papers().values():
         for claim in paper.latency:
-            matches = filter(None, (re.fullmatch(claim.cases, case) for case in cases))
-            numbers = {
-                match[0]: claim.reported({name: _read(cases, match, path) for name, path in claim.numbers.items()})
-                for match in matches
-            }
+            read = {case: _read(claim, cases, match) for case in cases if (match := re.fullmatch(claim.cases, case))}
+            numbers = {case: claim.reported(each) for case, each in read.items() if each}
             held = all(satisfies(claim.criteria(), each) for each in numbers.values())
             word: Verdict = "not measured" if not numbers else "holds" if held else "does not hold here"
             results.append(result_of(paper, claim, numbers, word, "" if numbers else NO_CASE))
@@ -71,10 +72,16 @@ def judge_device(facts: Mapping[str, str], changed: bool, cases: Mapping[str, Ma
     )
 
 
-def _read(cases: Mapping[str, Mapping[str, Any]], match: re.Match[str], path: str) -> float:
-    case, _, name = path.rpartition(":")
-    found = cases[match.expand(case) if case else match[0]][name]
-    return float(found["ms"] if isinstance(found, Mapping) else found)
+def _read(claim: "LatencyClaim", cases: Mapping[str, Mapping[str, Any]], match: re.Match[str]) -> "Numbers":
+    """What a claim reads of a case; nothing where the case, or another one that it reads, lacks a number."""
+    read: dict[str, float] = {}
+    for name, path in claim.numbers.items():
+        case, _, number = path.rpartition(":")
+        found = cases.get(match.expand(case) if case else match[0], {}).get(number)
+        if found is None:
+            return {}
+        read[name] = float(found["ms"] if isinstance(found, Mapping) else found)
+    return read
 
 
 def _said(boards: tuple[DeviceBoard, ...]) -> dict[str, tuple[str, ...]]:

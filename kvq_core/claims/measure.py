@@ -31,6 +31,9 @@ class _Found:
     numbers: dict[str, Numbers] = field(default_factory=dict)
     reason: str = ""
 
+    def judged(self, paper: Paper, setting: ClaimSetting) -> ClaimResult:
+        return judge(paper, self.claim, self.numbers, self.reason, setting)
+
 
 def measure_board(
     model: LoadedModel,
@@ -71,11 +74,7 @@ def measure_board(
         texts=tuple(infos),
         codebooks=tuple(f"{b.info.file_name} ({b.info.content})" for b in _codebooks(model)),
         trained_on_demand=tuple(b.info.file_name for b in _codebooks(model) if not b.shipped),
-        claims=tuple(
-            judge(p, found[c.id].claim, found[c.id].numbers, found[c.id].reason, setting)
-            for p in papers
-            for c in p.claims
-        ),
+        claims=tuple(found[c.id].judged(p, setting) for p in papers for c in p.claims),
     )
 
 

@@ -39,6 +39,7 @@ def test_every_case_has_to_hold(times, word):
 def test_what_no_case_says_is_not_measured():
     found = by_id({"decode/model/b8/1": step(1, 2)})
     assert found["innerq-matmul"].verdict == "not measured"  # the paper's batch is 1
+    assert by_id({"decode/model/b8/1": {"kivi-2": timing(1)}})["innerq-inner"].verdict == "not measured"
     assert found["squat-throughput"].reason == NO_CASE and not found["squat-throughput"].numbers
 
 
