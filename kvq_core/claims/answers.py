@@ -13,7 +13,7 @@ from kvq_core.models import LoadedModel
 from kvq_core.pipeline.assemble import assemble
 from kvq_core.pipeline.prompt import script
 from kvq_core.pipeline.state import Run
-from kvq_core.spec import MAX_LANES, ComparisonSpec, Lane
+from kvq_core.spec import MAX_LANES, Capture, ComparisonSpec, Lane
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.task_suites import judge, new_tokens, suite
 
@@ -80,7 +80,7 @@ class Answers(Measure):
             prompt=prompt.prompt,
             max_new_tokens=new_tokens(name) or 1,
             lanes=tuple(lane.model_copy(update={"label": label}) for label, lane in self.lanes.items()),
-            capture={"detail": "off"},  # type: ignore[arg-type]
+            capture=Capture(detail="off"),
         )
         run = Run("claims", model, spec, script(model, spec))
         for _ in run.stages():

@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 import torch
 
-from kvq_core.claims.board import Board, ClaimResult, Go, TextInfo
+from kvq_core.claims.board import Board, ClaimResult, Go, TextInfo, Verdict
 from kvq_core.claims.criteria import Claim, ClaimSetting, Paper
 from kvq_core.claims.measures import Context, Numbers
 from kvq_core.claims.sample import Sample, capture
@@ -42,8 +42,7 @@ def measure_board(
     progress: Progress = lambda *_: None,
     context: Context | None = None,
 ) -> Board:
-    """Measure the papers' claims on a model. What cannot be measured is a verdict with its reason, not an error.
-    ``context`` holds what an earlier go over the model found."""
+    """Measure the papers' claims on a model. What cannot be measured is a verdict with its reason, not an error."""
     began, context = time.perf_counter(), context or Context(model)
     found = {claim.id: _Found(claim) for paper in papers for claim in paper.claims}
     names = _texts(found.values(), setting, context, progress)
@@ -163,10 +162,10 @@ def _is_known(claim: Claim, result: ClaimResult | None) -> bool:
 def judge(paper: Paper, claim: Claim, by_text: dict[str, Numbers], reason: str, setting: ClaimSetting) -> ClaimResult:
     """The result of a claim from the numbers of its texts, or from the reason why there are none."""
     numbers = {} if reason else {t: claim.reported(n) for t, n in _with_baseline(claim, by_text).items()}
-    word, why = (
-        ("cannot be tested here", reason) if reason else verdict(claim.criteria(), list(numbers.values()), setting.rule)
-    )
-    return result_of(paper, claim, numbers, word, why, claim.measurement().asked)
+    word: Verdict = "cannot be tested here"
+    if not reason:
+        word, reason = verdict(claim.criteria(), list(numbers.values()), setting.rule)
+    return result_of(paper, claim, numbers, word, reason, claim.measurement().asked)
 
 
 def _with_baseline(claim: Claim, by_text: dict[str, Numbers]) -> dict[str, Numbers]:

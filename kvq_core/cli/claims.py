@@ -10,6 +10,7 @@ from kvq_core.errors import SpecError, StoreError
 
 if TYPE_CHECKING:
     from kvq_core.claims.board import Board
+    from kvq_core.claims.latency import DeviceBoard
 
 EXAMPLES = (
     "python -m kvq_core claims\n"
@@ -36,16 +37,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def claims(arguments: argparse.Namespace) -> None:
     """Measure and store, or only read, and print."""
     from kvq_core.claims.board import board_file, save_board
-    from kvq_core.claims.latency import stored_latency
     from kvq_core.claims.tables import boards_json, markdown_table, plain_latency, plain_table
     from kvq_core.spec import DEFAULT_MODEL
 
     if arguments.markdown and arguments.json:
         raise SpecError("--markdown and --json are two formats; give one of them.")
-    unkept, timed = None, ()
+    unkept = None
+    timed: list[DeviceBoard] = []
     if arguments.stored or arguments.markdown:
         boards = _stored(arguments.model, arguments.paper)
-        timed = _of(stored_latency().boards, arguments.paper) if arguments.model is None else ()
+        timed = _timed(arguments.paper) if arguments.model is None else []
     else:
         model = arguments.model or DEFAULT_MODEL
         boards = [_measured(model, arguments.revision, arguments.paper, arguments.missing)]
@@ -86,6 +87,17 @@ def _of(boards: "list[Board]", name: str | None) -> "list[Board]":
         return boards
     title = paper(name).title
     return [b.model_copy(update={"claims": tuple(c for c in b.claims if c.paper == title)}) for b in boards]
+
+
+def _timed(name: str | None) -> "list[DeviceBoard]":
+    """The claims about time, of one paper alone where it is named."""
+    from kvq_core.claims import paper
+    from kvq_core.claims.latency import stored_latency
+
+    title = None if name is None else paper(name).title
+    boards = stored_latency().boards
+    own = [tuple(claim for claim in board.claims if title in (None, claim.paper)) for board in boards]
+    return [b.model_copy(update={"claims": claims}) for b, claims in zip(boards, own, strict=True) if claims]
 
 
 def _measured(model: str, revision: str | None, name: str | None, missing: bool) -> "Board":
