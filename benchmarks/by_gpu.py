@@ -13,6 +13,8 @@ from typing import Any
 from benchmarks.by_kernel import NAMES, span
 from benchmarks.by_tuning import profiled, since, tuned
 from benchmarks.measured import HERE, table
+from kvq_core.claims import latency
+from kvq_core.claims.tables import latency_table
 from kvq_core.packed.gpus import SHIPPED, DecodeSpeed, MeasuredGpu
 
 sys.path.append(str(HERE))  # the benchmark's modules name one another so, because it runs without this project
@@ -87,9 +89,21 @@ def shipped(folder: Path = RESULTS) -> list[MeasuredGpu]:
     return [_measured(found) for found in newest(folder)]
 
 
-def ship(folder: Path = RESULTS, file: Path = SHIPPED) -> None:
-    """Write the page's file."""
+def ship(folder: Path = RESULTS, file: Path = SHIPPED, latency_file: Path = latency.FILE) -> None:
+    """Write the page's files: what decoding took, and what it says of the papers' claims about time."""
     file.write_text(as_json(shipped(folder)), encoding="utf-8")
+    latency_file.write_text(latency.latency_json(judged(folder)), encoding="utf-8")
+
+
+def latency_part(folder: Path = RESULTS) -> str:
+    """For docs/claims.md: the papers' claims about time, and what contradicts a paper."""
+    said = [words for each in latency.stored_latency().said.values() for words in each]
+    return "\n\n".join([*said, latency_table(judged(folder))])
+
+
+def judged(folder: Path = RESULTS) -> tuple[latency.DeviceBoard, ...]:
+    """The papers' claims about time, by device."""
+    return tuple(latency.judge_device(found.facts, _changed(found), found.cases) for found in newest(folder))
 
 
 def as_json(told: list[MeasuredGpu]) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 from benchmarks.by_format import of_family
 from benchmarks.measured import figures, table
 from kvq_core.claims.board import Board, shipped_boards
+from kvq_core.claims.latency import stored_latency
 from kvq_core.claims.side_by_side import JUDGED, of_models, short_title
-from kvq_core.claims.tables import markdown_table, summary_table
+from kvq_core.claims.tables import maps_tables, markdown_table, summary_table
 from kvq_core.methods import Method, methods
 
 Measured = dict[str, Any]
@@ -30,6 +31,11 @@ def names_part() -> str:
 def board_part() -> str:
     """The boards that ship; those measured on this machine are no part of the documents."""
     return markdown_table(shipped_boards())
+
+
+def maps_part() -> str:
+    """What needles were found, by depth and length."""
+    return maps_tables(shipped_boards())
 
 
 def methods_part() -> str:
@@ -58,7 +64,7 @@ def methods_part() -> str:
 def _method(name: str, cls: type[Method], measured: Sequence[Measured | None]) -> list[str]:
     does = " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
     if cls.paper:
-        does += f" [{cls.title}]({cls.paper})"
+        does = " ".join([f"{does} [{cls.title}]({cls.paper})", *stored_latency().said.get(cls.title, ())])
     summary = next((found["summary"] for found in measured if found), "")
     bits = [
         " / ".join(f"{found[kind]['mean']:.1f}" for kind in ("key_bits", "value_bits"))

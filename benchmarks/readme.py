@@ -20,11 +20,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.by_acting import acting_part
 from benchmarks.by_architecture import models_part
 from benchmarks.by_format import baselines_part, engine_part, formats_part
-from benchmarks.by_gpu import gpu_part, gpu_summary_part, ship
+from benchmarks.by_gpu import gpu_part, gpu_summary_part, latency_part, ship
 from benchmarks.by_kernel import kernels_part, slow_part
 from benchmarks.by_lane import lane_costs, lanes_part, prefill_part
 from benchmarks.by_mend import mend_part
-from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, methods_part, names_part
+from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, maps_part, methods_part, names_part
 from benchmarks.by_page import newcomers_part, visits_part
 from benchmarks.by_policy import advice_part, policies_part
 from benchmarks.by_run import EXAMPLE_SHOWN, demonstration_part, first_links_part
@@ -32,7 +32,7 @@ from benchmarks.by_study import intervals_part, one_prompt_part, study_costs_par
 from benchmarks.by_table import draw, instructions_part, results_part, table_part
 from benchmarks.by_task import suites_part, tasks_part, verifiers_part
 from benchmarks.measured import HERE, figures, table
-from benchmarks.papers import papers_part
+from benchmarks.papers import coverage_part, papers_part
 from kvq_core.analysis.verdict import EXPLAINED
 from kvq_core.pipeline.examples import example_ids
 from kvq_core.presets import BUNDLES, bundle_lanes, presets
@@ -257,6 +257,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "policies": policies_part,
     "advice": advice_part,
     "papers": papers_part,
+    "coverage": coverage_part,
+    "latency": latency_part,
+    "recall": maps_part,
     "suites": suites_part,
     "visits": visits_part,
     "newcomers": newcomers_part,

@@ -44,8 +44,8 @@ _TABLE = """
     inspection: analysis capture engine errors frozen machine methods models presets settings shape shipped sizing
         spec
     packed: codecs engine errors frozen kernels machine methods models pipeline record shipped spec
-    claims: capture codebooks codecs engine errors frozen machine methods models pipeline presets record settings
-        shipped spec training
+    claims: capture codebooks codecs engine errors frozen kernels machine methods models pipeline presets record
+        settings shape shipped sizing spec studies training
     studies: analysis complaints errors limits logs machine models pipeline presets record shipped spec
     decision: analysis engines errors machine methods models pipeline presets record settings sizing spec studies
     advice: analysis complaints decision engines errors inspection methods models pipeline presets record shape
@@ -63,7 +63,7 @@ _TABLE = """
     ui.export: analysis errors record spec ui.figures ui.html ui.selection ui.service ui.words
     ui.service: analysis errors inspection limits logs machine mend packed pipeline record settings sizing spec
         studies training ui.html
-    ui.form: decision errors methods models presets record settings spec training ui.html ui.service
+    ui.form: claims decision errors methods models presets record settings spec training ui.html ui.service
     ui.server: errors logs machine models packed pipeline record settings shipped spec ui.export ui.service
     ui.views: analysis engines errors methods record spec ui.figures ui.form ui.html ui.selection ui.service
         ui.words
@@ -84,7 +84,7 @@ ROOMS = {
 }
 # of rooms that are open to the page in part, the modules it sees
 OPEN_TO_THE_PAGE = {
-    "claims": {"board", "side_by_side"},
+    "claims": {"board", "latency", "shares", "side_by_side"},
     "decision": {"engine_flags", "layer_plans", "scores", "verify"},
     "inspection": {"fits", "look", "report", "rules"},
     "packed": {"gpus", "lanes", "slow"},

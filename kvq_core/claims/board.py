@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AllowInfNan, ValidationError
 
 from kvq_core.claims.margins import CONFIDENCE, NOISE, interval
+from kvq_core.claims.shares import share_words, shown
 from kvq_core.errors import SpecError, StoreError, abbreviate
 from kvq_core.frozen import Frozen
 from kvq_core.machine import files
@@ -22,7 +23,7 @@ from kvq_core.spec import DEFAULT_MODEL
 SHIPPED = shipped("claims")
 NAME = r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)*"
 _CRITERION = re.compile(rf"({NAME}) (<=|>=|<|>) (?:(\d+(?:\.\d+)?) \* )?({NAME}|-?\d+(?:\.\d+)?)")
-Verdict = Literal["holds", "does not hold here", "cannot be tested here"]
+Verdict = Literal["holds", "does not hold here", "cannot be tested here", "not measured"]
 Number = Annotated[float, AllowInfNan(False)]
 
 
@@ -93,6 +94,7 @@ class ClaimResult(Frozen):
     criterion: tuple[str, ...]
     verdict: Verdict
     reason: str  # why it cannot be tested here; empty otherwise
+    answers: int = 0  # behind each number, a share of right ones, of all cases together; 0: numbers are no such shares
     numbers: dict[str, Spread]
     texts: tuple[TextResult, ...]
 
@@ -106,9 +108,9 @@ class TextInfo(Frozen):
 
 
 class Go(Frozen):
-    """Claims that were measured after the rest of their board."""
+    """Claims, by their ids, that were measured after the rest of their board."""
 
-    claims: tuple[str, ...]  # ids
+    claims: tuple[str, ...]
     created: str
     seconds: Number
     environment: dict[str, str | int]
@@ -163,7 +165,7 @@ def measurement_lines(claim: ClaimResult) -> list[str]:
         return [claim.reason]
     compared = [Criterion.parse(text) for text in claim.criterion]
     used = {name for criterion in compared for name in criterion.names}
-    beside = [name for name in claim.numbers if name not in used]
+    beside = [name for name in shown(claim.numbers) if name not in used]
     lines = [_compared(claim, criterion) + _doubt(claim, criterion) for criterion in compared]
     return lines + ([", ".join(_named(claim, name) for name in beside)] if beside else [])
 
@@ -191,13 +193,15 @@ def _doubt(claim: ClaimResult, criterion: Criterion) -> str:
     return f": by {mean}, {100 * CONFIDENCE:g} % interval {low} to {high}"
 
 
-def _mean(claim: ClaimResult, name: str) -> str:
-    return f"{name.replace('.', ' ').replace('_', ' ')} {_short(claim.numbers[name].mean)}"
+def _mean(claim: ClaimResult, name: str, ends: bool = False) -> str:
+    mean = claim.numbers[name].mean
+    value = share_words(mean, claim.answers, ends) if claim.answers else _short(mean)
+    return f"{name.replace('.', ' ').replace('_', ' ')} {value}"
 
 
 def _named(claim: ClaimResult, name: str) -> str:
     low, high = (_short(value) for value in (claim.numbers[name].min, claim.numbers[name].max))
-    return _mean(claim, name) + ("" if low == high else f" ({low} to {high})")
+    return _mean(claim, name, True) + ("" if claim.answers or low == high else f" ({low} to {high})")
 
 
 def _compared(claim: ClaimResult, criterion: Criterion, figure: Callable[[ClaimResult, str], str] = _named) -> str:

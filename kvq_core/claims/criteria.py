@@ -2,13 +2,16 @@
 
 import re
 import tomllib
+from abc import abstractmethod
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from kvq_core.claims.answers import Answers
 from kvq_core.claims.board import NAME, SHIPPED, Criterion
+from kvq_core.claims.counted import CommutedCounts, KeyRatios
 from kvq_core.claims.decoding import Decoding, Lossless
 from kvq_core.claims.distributions import Decay, Tails
 from kvq_core.claims.measures import Lanes, Measure, Numbers, PrintedSizes, StoredSize
@@ -38,6 +41,9 @@ MEASURES: dict[str, type[Measure]] = {
     "codebook_sizes": CodebookSizes,
     "codebook_files": CodebookFiles,
     "decoding_memory": DecodingMemory,
+    "answers": Answers,
+    "key_ratios": KeyRatios,
+    "commuted_counts": CommutedCounts,
 }
 _DERIVED = re.compile(rf"({NAME}) ([-/]) ({NAME})")
 
@@ -64,13 +70,11 @@ class ClaimSetting(Frozen):
         return self.prompt_tokens + self.later_tokens
 
 
-class Claim(Frozen):
-    """One claim: what the paper says and where, and what has to come out for it to hold here.
+class Judged(Frozen):
+    """What the paper says and where, and what has to come out for it to hold here.
 
     ``sentence`` is what the criteria test, ``quote`` the paper's own words, ``less`` where the former falls short of
-    them.
-    ``measure`` names a measurement and ``arguments`` are its settings; ``derived`` numbers are differences or quotients
-    of its numbers. With ``baseline_texts`` the mean over those texts enters each text's numbers as ``baseline.<name>``.
+    them. ``derived`` numbers are differences or quotients of the numbers that are measured.
     """
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
@@ -81,18 +85,17 @@ class Claim(Frozen):
     less: str
     setting: str
     note: str = ""
-    measure: str
-    arguments: dict[str, Any]
-    texts: tuple[str, ...] = ()
-    baseline_texts: tuple[str, ...] = ()
     derived: dict[str, str] = {}
     holds_if: tuple[str, ...] = Field(min_length=1)
     show: tuple[str, ...] = ()  # numbers to report beside those of the criteria
 
+    @abstractmethod
+    def measured(self) -> set[str]:
+        """Names of the numbers that are measured. Raises SpecError where nothing can be."""
+
     @model_validator(mode="after")
     def _measurable(self) -> Self:
-        known = set(self.measurement().names)
-        known |= {f"baseline.{name}" for name in known} if self.baseline_texts else set()
+        known = self.measured()
         for name, text in self.derived.items():
             found = _DERIVED.fullmatch(text)
             if found is None or not {found[1], found[3]} <= known:
@@ -102,12 +105,6 @@ class Claim(Frozen):
         if unknown := sorted(used - known):
             raise SpecError(f"{self.id}: {unknown[0]!r} is not measured; there are {', '.join(sorted(known))}.")
         return self
-
-    def measurement(self) -> Measure:
-        """Raises SpecError for an unknown name or impossible settings."""
-        if self.measure not in MEASURES:
-            raise SpecError(f"{self.id}: unknown measure {self.measure!r}; known: {', '.join(MEASURES)}.")
-        return MEASURES[self.measure].model_validate(self.arguments)
 
     def criteria(self) -> list[Criterion]:
         return [Criterion.parse(text) for text in self.holds_if]
@@ -122,13 +119,48 @@ class Claim(Frozen):
         return {name: found[name] for name in dict.fromkeys([*used, *self.show])}
 
 
+class Claim(Judged):
+    """One claim about a model: ``measure`` names a measurement and ``arguments`` are its settings. With
+    ``baseline_texts`` the mean over those texts enters each text's numbers as ``baseline.<name>``."""
+
+    measure: str
+    arguments: dict[str, Any]
+    texts: tuple[str, ...] = ()
+    baseline_texts: tuple[str, ...] = ()
+
+    def measured(self) -> set[str]:
+        known = set(self.measurement().names)
+        return known | ({f"baseline.{name}" for name in known} if self.baseline_texts else set())
+
+    def measurement(self) -> Measure:
+        """Raises SpecError for an unknown name or impossible settings."""
+        if self.measure not in MEASURES:
+            raise SpecError(f"{self.id}: unknown measure {self.measure!r}; known: {', '.join(MEASURES)}.")
+        return MEASURES[self.measure].model_validate(self.arguments)
+
+
+class LatencyClaim(Judged):
+    """One claim about time on a GPU. ``cases`` is the pattern of the benchmark's cases that say something of it;
+    ``numbers``: by name, what is read of such a case (of a time its median), or of another one, ``case:number``, with
+    the pattern's groups in its name. ``said``: what to say where it does not hold, about the number ``said_of``."""
+
+    cases: str
+    numbers: dict[str, str]
+    said: str = ""
+    said_of: str = ""
+
+    def measured(self) -> set[str]:
+        return set(self.numbers)
+
+
 class Paper(Frozen):
-    """One paper's claims."""
+    """One paper's claims, and those of them that are about time."""
 
     name: str
     title: str
     arxiv: str
     claims: tuple[Claim, ...] = Field(min_length=1)
+    latency: tuple[LatencyClaim, ...] = ()
 
 
 @cache

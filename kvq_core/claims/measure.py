@@ -10,12 +10,12 @@ from importlib.metadata import version
 
 import torch
 
-from kvq_core.claims.board import Board, ClaimResult, Go, TextInfo, TextResult
+from kvq_core.claims.board import Board, ClaimResult, Go, TextInfo, Verdict
 from kvq_core.claims.criteria import Claim, ClaimSetting, Paper
 from kvq_core.claims.measures import Context, Numbers
 from kvq_core.claims.sample import Sample, capture
 from kvq_core.claims.texts import token_ids
-from kvq_core.claims.verdict import satisfies, spreads, verdict
+from kvq_core.claims.verdict import result_of, spreads, verdict
 from kvq_core.codebooks.files import Codebook, codebooks
 from kvq_core.errors import KvqError, MethodError, SpecError
 from kvq_core.models import LoadedModel
@@ -31,14 +31,21 @@ class _Found:
     numbers: dict[str, Numbers] = field(default_factory=dict)
     reason: str = ""
 
+    def judged(self, paper: Paper, setting: ClaimSetting) -> ClaimResult:
+        return judge(paper, self.claim, self.numbers, self.reason, setting)
+
 
 def measure_board(
-    model: LoadedModel, papers: Sequence[Paper], setting: ClaimSetting, progress: Progress = lambda *_: None
+    model: LoadedModel,
+    papers: Sequence[Paper],
+    setting: ClaimSetting,
+    progress: Progress = lambda *_: None,
+    context: Context | None = None,
 ) -> Board:
     """Measure the papers' claims on a model. What cannot be measured is a verdict with its reason, not an error."""
-    began, context = time.perf_counter(), Context(model)
+    began, context = time.perf_counter(), context or Context(model)
     found = {claim.id: _Found(claim) for paper in papers for claim in paper.claims}
-    names = _texts(found.values(), setting)
+    names = _texts(found.values(), setting, context, progress)
     infos = []
     for index, name in enumerate(names):
         progress(f"Reading {name}", index, len(names))
@@ -66,11 +73,7 @@ def measure_board(
         texts=tuple(infos),
         codebooks=tuple(f"{b.info.file_name} ({b.info.content})" for b in _codebooks(model)),
         trained_on_demand=tuple(b.info.file_name for b in _codebooks(model) if not b.shipped),
-        claims=tuple(
-            judge(p, found[c.id].claim, found[c.id].numbers, found[c.id].reason, setting)
-            for p in papers
-            for c in p.claims
-        ),
+        claims=tuple(found[c.id].judged(p, setting) for p in papers for c in p.claims),
     )
 
 
@@ -96,8 +99,9 @@ def measure_missing(
         return measure_board(model, papers, setting, progress)
     board = known
     done: tuple[Board, ...] = ()
+    context = Context(model)  # several papers' claims look at one run
     for part in _parts(known, papers):
-        done = (*done, measure_board(model, [part], setting, progress))
+        done = (*done, measure_board(model, [part], setting, progress, context))
         board = _with(known, done, papers)
         keep(board)
     return board
@@ -158,26 +162,10 @@ def _is_known(claim: Claim, result: ClaimResult | None) -> bool:
 def judge(paper: Paper, claim: Claim, by_text: dict[str, Numbers], reason: str, setting: ClaimSetting) -> ClaimResult:
     """The result of a claim from the numbers of its texts, or from the reason why there are none."""
     numbers = {} if reason else {t: claim.reported(n) for t, n in _with_baseline(claim, by_text).items()}
-    word, why = (
-        ("cannot be tested here", reason) if reason else verdict(claim.criteria(), list(numbers.values()), setting.rule)
-    )
-    return ClaimResult(
-        id=claim.id,
-        paper=paper.title,
-        arxiv=paper.arxiv,
-        sentence=claim.sentence,
-        where=claim.where,
-        quote=claim.quote,
-        quoted_from=claim.quoted_from,
-        less=claim.less,
-        setting=claim.setting,
-        note=claim.note,
-        criterion=claim.holds_if,
-        verdict=word,
-        reason=why,  # type: ignore[arg-type]
-        numbers=spreads(list(numbers.values())),
-        texts=tuple(TextResult(text=t, holds=satisfies(claim.criteria(), n), numbers=n) for t, n in numbers.items()),
-    )
+    word: Verdict = "cannot be tested here"
+    if not reason:
+        word, reason = verdict(claim.criteria(), list(numbers.values()), setting.rule)
+    return result_of(paper, claim, numbers, word, reason, claim.measurement().asked)
 
 
 def _with_baseline(claim: Claim, by_text: dict[str, Numbers]) -> dict[str, Numbers]:
@@ -186,20 +174,24 @@ def _with_baseline(claim: Claim, by_text: dict[str, Numbers]) -> dict[str, Numbe
     return {name: {**numbers, **means} for name, numbers in by_text.items() if name not in claim.baseline_texts}
 
 
-def _texts(found: Iterable[_Found], setting: ClaimSetting) -> list[str]:
+def _texts(found: Iterable[_Found], setting: ClaimSetting, context: Context, progress: Progress) -> list[str]:
     """Texts some claim needs, in the setting's order; claims that need none are measured here."""
     wanted = set()
     for each in found:
-        cases = each.claim.measurement().cases()
-        if cases is None:
+        measure = each.claim.measurement()
+        if measure.reads_texts:
             wanted |= set(_wanted(each.claim, setting))
-        else:
-            each.numbers = cases
+            continue
+        progress(each.claim.id, 0, 1)
+        try:
+            each.numbers = measure.cases(context)
+        except KvqError as error:
+            each.reason = str(error)
     return [name for name in setting.text if name in wanted]
 
 
 def _wanted(claim: Claim, setting: ClaimSetting) -> tuple[str, ...]:
-    if claim.measurement().cases() is not None:
+    if not claim.measurement().reads_texts:
         return ()
     return (*claim.baseline_texts, *(claim.texts or setting.texts))
 

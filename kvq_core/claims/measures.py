@@ -65,20 +65,27 @@ PREDICTED = ("kld", "ppl_ratio")  # one forward pass gives both
 
 
 class Measure(Frozen):
-    """A measurement and its settings. ``names`` are the numbers it gives, for every text the same."""
+    """A measurement and its settings. ``names`` are the numbers it gives, for every text or case the same."""
+
+    reads_texts: ClassVar[bool] = True  # False: ``cases`` stand in their place
 
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
         """Names of the numbers."""
 
-    @abstractmethod
     def on_text(self, context: Context, sample: Sample) -> Numbers:
         """The numbers of one text. Raises KvqError where the model cannot give them."""
+        raise NotImplementedError
 
-    def cases(self) -> dict[str, Numbers] | None:
-        """Numbers of cases that need no text, by name; None where texts are measured."""
-        return None
+    @property
+    def asked(self) -> int:
+        """Answers that stand behind each share, of all cases together; 0 where numbers are no shares of answers."""
+        return 0
+
+    def cases(self, context: Context) -> dict[str, Numbers]:
+        """The numbers of each case, by its name. Raises KvqError where the model cannot give them."""
+        raise NotImplementedError
 
 
 class LaneMetrics(Measure):
@@ -181,6 +188,7 @@ class PrintedSize(Frozen):
 class PrintedSizes(Measure):
     """A paper's printed cache sizes against the formula; the number of tokens follows from its fp16 size."""
 
+    reads_texts = False
     rows: tuple[PrintedSize, ...]
     width: Width
     kept_tokens: int
@@ -189,10 +197,7 @@ class PrintedSizes(Measure):
     def names(self) -> tuple[str, ...]:
         return ("printed_mb", "formula_mb")
 
-    def on_text(self, context: Context, sample: Sample) -> Numbers:
-        raise AssertionError("sizes are printed, not measured")
-
-    def cases(self) -> dict[str, Numbers]:
+    def cases(self, context: Context) -> dict[str, Numbers]:
         return dict(self._rows())
 
     def _rows(self) -> Iterable[tuple[str, Numbers]]:

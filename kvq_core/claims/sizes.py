@@ -24,13 +24,6 @@ def key_codebook_mb(levels: int, stages: int, channels: int) -> float:
     return 2 * 2 * levels * stages * channels / 2 * 2 / MIB
 
 
-class _Cases(Measure):
-    """Cases by formula in place of texts."""
-
-    def on_text(self, context: Context, sample: Sample) -> Numbers:
-        raise AssertionError("sizes are printed, not measured")
-
-
 class PrintedCodebook(Frozen):
     """A cell of a paper's table of codebook sizes: ``digits`` of a value codebook, or ``levels`` and ``stages``."""
 
@@ -41,10 +34,11 @@ class PrintedCodebook(Frozen):
     printed_mb: float
 
 
-class CodebookSizes(_Cases):
+class CodebookSizes(Measure):
     """A layer's codebooks by formula against what a paper prints, and ``cache_mb``, a layer's fp16 keys (or values) of
     ``tokens``."""
 
+    reads_texts = False
     channels: int
     tokens: int
     rows: tuple[PrintedCodebook, ...]
@@ -53,7 +47,7 @@ class CodebookSizes(_Cases):
     def names(self) -> tuple[str, ...]:
         return ("printed_mb", "formula_mb", "cache_mb")
 
-    def cases(self) -> dict[str, Numbers]:
+    def cases(self, context: Context) -> dict[str, Numbers]:
         cache = 2 * self.channels * self.tokens / MIB
         return {r.name: {"printed_mb": r.printed_mb, "formula_mb": self._mb(r), "cache_mb": cache} for r in self.rows}
 
@@ -106,10 +100,11 @@ class PrintedMemory(Frozen):
     printed_gb: float
 
 
-class DecodingMemory(_Cases):
+class DecodingMemory(Measure):
     """Memory of decoding by formula, weights and cache, against what a paper says: ``formula_gb``, ``printed_gb``, and
     ``off``, the factor by which the formula misses it; 1 where it does not."""
 
+    reads_texts = False
     weights_gb: float
     layers: int
     kv_heads: int
@@ -120,7 +115,7 @@ class DecodingMemory(_Cases):
     def names(self) -> tuple[str, ...]:
         return ("formula_gb", "printed_gb", "off")
 
-    def cases(self) -> dict[str, Numbers]:
+    def cases(self, context: Context) -> dict[str, Numbers]:
         return {row.name: self._numbers(row) for row in self.rows}
 
     def _numbers(self, row: PrintedMemory) -> Numbers:

@@ -13,6 +13,8 @@ from kvq_core.claims.board import (
     texts_share,
     within_noise,
 )
+from kvq_core.claims.latency import RULE, DeviceBoard
+from kvq_core.claims.shares import recall_maps
 from kvq_core.claims.side_by_side import (
     FLIPS,
     NOT_MEASURED,
@@ -79,7 +81,8 @@ def markdown_table(boards: Sequence[Board]) -> str:
 
 
 def summary_table(boards: Sequence[Board]) -> str:
-    """A line a claim: a verdict a model and the main figures, in the order of the models."""
+    """A line a claim, a verdict a model and the main figures, in the order of the models; then what was measured on
+    what."""
     mended = mended_board(boards) is not None
     heads = [
         "Paper",
@@ -98,7 +101,36 @@ def summary_table(boards: Sequence[Board]) -> str:
         for row in claim_rows(boards)
         for measured in [[found for found in (*row.results, row.mended) if found]]
     ]
-    return "\n".join([f"{summary(boards)} {circumstances(*boards)}", "", *markdown_rows([heads, *rows])])
+    return "\n".join([summary(boards), "", *markdown_rows([heads, *rows]), "", circumstances(*boards)])
+
+
+def latency_table(boards: Sequence[DeviceBoard]) -> str:
+    """The claims about time, a column a device."""
+    heads = ["Paper", "The paper says", "Tested here", *(board.device for board in boards)]
+    rows = [[*_cells(ClaimRow(each[0], each))] for each in zip(*(board.claims for board in boards), strict=True)]
+    return "\n".join([*markdown_rows([heads, *rows]), "", f"{RULE} {'. '.join(b.versions for b in boards)}."])
+
+
+def plain_latency(boards: Sequence[DeviceBoard]) -> str:
+    """The same for a terminal."""
+    lines = ["Claims about time, by this project's kernels", RULE]
+    for each in zip(*(board.claims for board in boards), strict=True):
+        lines += ["", f"{each[0].paper} (arXiv:{each[0].arxiv})  {each[0].sentence}"]
+        lines += [f"      the paper ({each[0].quoted_from}): {each[0].quote}", f"      less: {each[0].less}"]
+        for board, found in zip(boards, each, strict=True):
+            lines += [f"      {board.versions}: {_plain_verdict(found)}"]
+            lines += [f"      {line}" for line in measurement_lines(found)]
+    return "\n".join(lines)
+
+
+def maps_tables(boards: Sequence[Board]) -> str:
+    """What needles were found, a small map a lane and model; a sentence where none was measured."""
+    parts = []
+    for board in of_models(boards):
+        for claim in board.claims:
+            for lane, rows in recall_maps({text.text: text.numbers for text in claim.texts}).items():
+                parts += [f"{short_title(board.model_title)}, {lane}:", "\n".join(markdown_rows(rows))]
+    return "\n\n".join(parts) or "Not measured yet."
 
 
 def markdown_rows(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -135,9 +167,12 @@ def verdict_markdown(found: ClaimResult | None) -> str:
     return f"{found.verdict}{noise}" + (f", in {texts_share(found)}" if found.texts else "")
 
 
-def boards_json(boards: Sequence[Board]) -> str:
-    """One board as it is stored; several as ``{"flips": [ids of claims], "boards": [each as it is stored]}``."""
+def boards_json(boards: Sequence[Board], timed: Sequence[DeviceBoard] = ()) -> str:
+    """One board as it is stored; several as ``{"flips": [ids of claims], "boards": [each as it is stored], "latency":
+    [the boards of claims about time]}``."""
     if len(boards) == 1:
         return board_json(boards[0])
     flips = [row.claim.id for row in claim_rows(boards) if row.flips]
-    return json.dumps({"flips": flips, "boards": [board.model_dump(mode="json") for board in boards]}, indent=1) + "\n"
+    told = {"boards": boards, "latency": timed}
+    made = {name: [board.model_dump(mode="json") for board in each] for name, each in told.items()}
+    return json.dumps({"flips": flips, **made}, indent=1) + "\n"

@@ -10,6 +10,7 @@ from kvq_core.errors import SpecError, StoreError
 
 if TYPE_CHECKING:
     from kvq_core.claims.board import Board
+    from kvq_core.claims.latency import DeviceBoard
 
 EXAMPLES = (
     "python -m kvq_core claims\n"
@@ -36,14 +37,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def claims(arguments: argparse.Namespace) -> None:
     """Measure and store, or only read, and print."""
     from kvq_core.claims.board import board_file, save_board
-    from kvq_core.claims.tables import boards_json, markdown_table, plain_table
+    from kvq_core.claims.tables import boards_json, markdown_table, plain_latency, plain_table
     from kvq_core.spec import DEFAULT_MODEL
 
     if arguments.markdown and arguments.json:
         raise SpecError("--markdown and --json are two formats; give one of them.")
     unkept = None
+    timed: list[DeviceBoard] = []
     if arguments.stored or arguments.markdown:
         boards = _stored(arguments.model, arguments.paper)
+        timed = _timed(arguments.paper) if arguments.model is None else []
     else:
         model = arguments.model or DEFAULT_MODEL
         boards = [_measured(model, arguments.revision, arguments.paper, arguments.missing)]
@@ -54,9 +57,11 @@ def claims(arguments: argparse.Namespace) -> None:
             unkept = error
         boards = _of(boards, arguments.paper)
     if arguments.json:
-        print(boards_json(boards), end="")
+        print(boards_json(boards, timed), end="")
     else:
         print(markdown_table(boards) if arguments.markdown else plain_table(boards))
+        if timed and not arguments.markdown:
+            print("\n" + plain_latency(timed))
     if unkept:
         raise unkept
 
@@ -82,6 +87,17 @@ def _of(boards: "list[Board]", name: str | None) -> "list[Board]":
         return boards
     title = paper(name).title
     return [b.model_copy(update={"claims": tuple(c for c in b.claims if c.paper == title)}) for b in boards]
+
+
+def _timed(name: str | None) -> "list[DeviceBoard]":
+    """The claims about time, of one paper alone where it is named."""
+    from kvq_core.claims import paper
+    from kvq_core.claims.latency import stored_latency
+
+    title = None if name is None else paper(name).title
+    boards = stored_latency().boards
+    own = [tuple(claim for claim in board.claims if title in (None, claim.paper)) for board in boards]
+    return [b.model_copy(update={"claims": claims}) for b, claims in zip(boards, own, strict=True) if claims]
 
 
 def _measured(model: str, revision: str | None, name: str | None, missing: bool) -> "Board":

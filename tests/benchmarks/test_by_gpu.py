@@ -116,7 +116,7 @@ def test_while_nothing_was_measured_nothing_is_told(tmp_path, write):
 
 
 def test_the_page_reads_what_was_written_for_it(write, tmp_path):
-    by_gpu.ship(write(), tmp_path / "gpu.json")
+    by_gpu.ship(write(), tmp_path / "gpu.json", tmp_path / "latency.json")
     (read,) = measured_gpus(tmp_path / "gpu.json")
     assert isinstance(read, MeasuredGpu) and read.rows == (
         ("fp16", 8, 1000.0, None, 20.0),

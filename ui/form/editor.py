@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kvq_core.claims.latency import stored_latency
 from kvq_core.errors import KvqError
 from kvq_core.methods import Knob, knobs, methods, origin_of
 from kvq_core.spec import MAX_LANES, READ_OPTIONS, LaneOptions, Rule, RuleOptions
@@ -185,7 +186,8 @@ def method_notes(name: str) -> str:
     whence = f'<p class="muted">From {safe(origin.words)}</p>' if origin is not None else ""
     deviations = "".join(f"<li>{safe(text)}</li>" for text in cls.deviations)
     listing = f"<p>Deviations from the paper:</p><ul>{deviations}</ul>" if deviations else ""
+    timed = "".join(f"<p>{safe(words)}</p>" for words in stored_latency().said.get(cls.title, ()))
     return (
         f'<details class="about"><summary>{safe(first_line(cls))}</summary>'
-        f"<p>{safe(' '.join(more.split()))}</p>{whence}{paper}{listing}</details>"
+        f"<p>{safe(' '.join(more.split()))}</p>{timed}{whence}{paper}{listing}</details>"
     )

@@ -3,9 +3,10 @@
 import gradio as gr
 
 from kvq_core.claims.board import stored_boards
+from kvq_core.claims.latency import stored_latency
 from kvq_core.claims.side_by_side import FLIPS
 from kvq_core.errors import KvqError
-from ui.html.claims_table import claims_missing, claims_summary, claims_table
+from ui.html.claims_table import claims_missing, claims_summary, claims_table, latency_claims
 from ui.html.escape import safe
 from ui.service.services import SWIFT
 
@@ -37,4 +38,4 @@ def _shown() -> str:
         boards = stored_boards()
     except KvqError as error:
         return claims_missing(str(error))
-    return claims_summary(boards) + claims_table(boards)
+    return claims_summary(boards) + claims_table(boards) + latency_claims(stored_latency().boards)

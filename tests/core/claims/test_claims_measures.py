@@ -207,7 +207,7 @@ def test_codebook_sizes_by_hand():
         {"name": "values", "digits": 1024, "printed_mb": 2.0},
         {"name": "keys", "levels": 64, "stages": 11, "printed_mb": 2.75},
     ]
-    found = MEASURES["codebook_sizes"].model_validate({"channels": 1024, "tokens": 131072, "rows": rows}).cases()
+    found = MEASURES["codebook_sizes"].model_validate({"channels": 1024, "tokens": 131072, "rows": rows}).cases(None)
     assert found["values"] == {"printed_mb": 2.0, "formula_mb": 2.0, "cache_mb": 256.0}
     assert found["keys"]["formula_mb"] == 512 * 64 * 11 * 4 * 2 / 2**20 == 2.75
 
@@ -220,7 +220,7 @@ def test_decoding_memory_by_hand():
         {"name": "above", "says": "above", "printed_gb": 8, **common},
         {"name": "below", "says": "below", "printed_gb": 8, **common},
     ]
-    found = MEASURES["decoding_memory"].model_validate({**model, "rows": rows}).cases()
+    found = MEASURES["decoding_memory"].model_validate({**model, "rows": rows}).cases(None)
     assert found["is"]["formula_gb"] == pytest.approx(16 + 1000 * 131072 / 1e9)
     assert found["is"]["off"] == pytest.approx(2, rel=0.01)
     assert found["above"]["off"] == 1 and found["below"]["off"] == pytest.approx(16.131072 / 8)

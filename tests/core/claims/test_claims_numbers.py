@@ -200,7 +200,7 @@ def test_larger_groups_are_trained_and_measured(sample, monkeypatch):
 
 def test_the_size_formula_by_hand():
     claim = next(c for paper in papers().values() for c in paper.claims if c.id == "innerq-table-1")
-    found = claim.measurement().cases()
+    found = claim.measurement().cases(None)
     # 32.5 MB of 32,768 bytes a token: 992 tokens; 128 in fp16, 864 at 2 + 1.5 + 1/32 bits; 2 * 16 * 8 * 64 elements
     assert found["Llama 3.2-1B"]["formula_mb"] == pytest.approx(16384 * (128 * 16 + 864 * 3.53125) / 8e6)
 

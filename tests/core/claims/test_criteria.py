@@ -101,8 +101,9 @@ def test_a_claim_says_what_where_and_how(owner, claim):
     assert claim.measure in MEASURES
     assert claim.sentence.endswith(".") and re.search("Figure|Table|Section|Appendix|Limitations", claim.where)
     texts = set(claim.texts or setting().texts) | set(claim.baseline_texts)
-    cases = claim.measurement().cases()
-    assert texts <= set(setting().text) and len(cases or claim.texts or setting().texts) >= 3
+    measure = claim.measurement()
+    made = () if measure.reads_texts else getattr(measure, "cases_of", None) or measure.cases(None)
+    assert texts <= set(setting().text) and len(made or claim.texts or setting().texts) >= 3
     assert claim.criteria() and claim.id.startswith(owner.name)
 
 
