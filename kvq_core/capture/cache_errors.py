@@ -124,16 +124,14 @@ def cache_errors(rows: Rows, row: int, truth: ReferenceCache) -> CacheErrors:
         weighted[layer] = _weighed(truth.attention[layer], delta["value"])
         device = delta["key"].device
         # directions first: keys lie in memory channel by channel, and so does what is summed over tokens
-        along = truth.directions[layer].to(device).mT @ delta["key"].mT
-        energy[layer] = along.square_().sum(-1).cpu()
+        energy[layer] = (truth.directions[layer].to(device).mT @ delta["key"].mT).square_().sum(-1).cpu()
         queries, how = truth.queries[layer].to(device), truth.scoring[layer]
         assert how is not None
         chosen = rows.read_by(row, layer, queries, truth.seen)
         beyond |= chosen is not None or whole["key"] is not read["key"]
         own = attention_outputs(queries, read["key"], read["value"], how, truth.seen, chosen)
         changed[layer] = own.cpu() - truth.outputs[layer]
-        told = output_bound(queries[:, -1], delta["key"], read["value"], delta["value"], how.scaling)
-        bound[layer] = told.cpu()
+        bound[layer] = output_bound(queries[:, -1], delta["key"], read["value"], delta["value"], how.scaling).cpu()
 
     relative = {kind: _ratio(channel[kind].sum(-1), truth.energy[kind].sum(-1)) for kind in KINDS}
     return CacheErrors(
