@@ -2,6 +2,7 @@
 anew by a plain transformers loop, and correlations whose answer is known."""
 
 import json
+from copy import deepcopy
 from itertools import product
 from pathlib import Path
 
@@ -11,19 +12,23 @@ import torch
 from scipy.stats import spearmanr
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
+from benchmarks.measured import figures
+from kvq_core.analysis.foretells import FIRST, MEASURES
 from kvq_core.cli.main import main
 from kvq_core.decision import picture
 from kvq_core.decision.correlations import correlations
 from kvq_core.decision.picture import PromptSeen, Seen, cells_of, kept, look, work_sentence
-from kvq_core.decision.predictors import PREDICTORS
+from kvq_core.decision.predictors import PREDICTORS, SHOWN
 from kvq_core.errors import SpecError
 from kvq_core.models import load
+from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.store.store import open_store
 from kvq_core.studies.cells import CellPlan, plan
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.stored_plan import keep_plan
 from tests.support.plain_cache import GROUP, PlainCache, plain_logits
 from tests.support.study_models import CONFIG, study_data, write_model
+from ui.views.damage import CHOICES
 
 LAYERS, HURT = 4, 2  # layers, and the one that all loss comes from
 KNOBS = {"group_size": GROUP, "residual_length": 8}
@@ -149,7 +154,8 @@ def _followed(model, ids: list[int], new: int) -> list[int]:
 def _read(model, ids: list[int], fed: list[int], cache):
     """Keys and values of every layer (kv_heads, tokens, head_dim) in the end; of each fed token its attention, by layer
     (query_heads, tokens), and its logits; in float64."""
-    whole = AutoModelForCausalLM.from_pretrained(model.id, dtype=torch.float64, attn_implementation="eager")
+    whole = deepcopy(model.model).double()
+    whole.set_attn_implementation("eager")
     attention, logits, start = [], [], 0
     for piece in [ids, *([token] for token in fed)]:
         positions = torch.arange(start, start + len(piece))[None]
@@ -225,6 +231,19 @@ def test_what_cannot_be_foretold_is_refused_in_one_line(
     planned = plan(parse_study(study_data(made, **changes)))
     with pytest.raises(SpecError, match=said):
         work_sentence(load(planned.cells[0].model, None), cells_of(planned, model))
+
+
+def test_what_is_shown_first_is_what_foretold_best() -> None:
+    """Of the layers of a lane, in the worse of the models that were measured."""
+    found = figures("predict")
+    assert found and all(each["results_version"] == RESULTS_VERSION for each in found.values())
+
+    def worst(measure: str) -> float:
+        rows = (row for each in found.values() for row in each["rows"] if row["level"] == "layer of a lane")
+        return min(row["spearman"] for row in rows if row["predictor"] == SHOWN[measure])
+
+    assert max(MEASURES, key=worst) == FIRST
+    assert {*MEASURES} == {*SHOWN} == {name for _, name in CHOICES} and CHOICES[0][1] == FIRST
 
 
 def test_an_unknown_study_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
