@@ -76,7 +76,7 @@ def predict_part() -> str:
         why = "; ".join(f"{PREDICTORS[row['predictor']][0]}: {row['why']}" for row in _without(found["rows"]))
         none = f" No correlation: {why}." if why else ""
         head = "Shown (*measure of Where*) | All layers together | Layers of a lane | Whole lanes"
-        parts.append(f"{table(head, *rows)}\n\n{said} Lanes: {', '.join(found['lanes'])}. {counts}.{none}")
+        parts.append(f"{table(head, *rows)}\n\n{said} Lanes: {'; '.join(found['lanes'])}. {counts}.{none}")
     return "\n\n".join(parts) or "Not measured yet: `python benchmarks/predict.py`."
 
 

@@ -55,10 +55,10 @@ SHOWN = {  # by measure of the view Where, the predictor that it is
 PREDICTORS: dict[str, tuple[str, Predictor]] = {
     "key_error": ("relative key error", _of("key_error")),
     "value_error": ("relative value error", _of("value_error")),
-    "key_and_value_error": ("sum of both", _shown("relative")),
+    "key_and_value_error": ("sum of key and value error", _shown("relative")),
     "score_error": ("score error by the keys alone", _of("uncentred_by_keys")),
-    "score_error_centred": ("the same, modulo a constant per query", _of("delta_by_keys")),
-    "score_error_own_query": ("the same with the lane's own query", _shown("score")),
+    "score_error_centred": ("score error by the keys alone, modulo a constant per query", _of("delta_by_keys")),
+    "score_error_own_query": ("score error with the lane's own query", _shown("score")),
     "attention_kl": ("KL of the attention", _shown("attention")),
     "weighted_value_error": ("attention-weighted value error", _of("value_weighted")),
     "output_error": ("relative error of the attention output", _shown("output")),
