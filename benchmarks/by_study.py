@@ -1,8 +1,11 @@
 """For the documents: how often a study's intervals hold what they should, in simulation, and what a study costs."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from benchmarks.measured import figures, table
+from kvq_core.decision.correlations import LEVELS
+from kvq_core.decision.predictors import PREDICTORS, SHOWN
 from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.studies.agreement import shipped
 
@@ -50,6 +53,42 @@ def one_prompt_part() -> str:
         f"Lanes of a model whose tier all prompts leave open, which are no cases: {found['unsure']}.",
     )
     return f"{table(head, *rows)}\n\n{' '.join(said)}"
+
+
+def predict_part() -> str:
+    """What captures foretell of costs, a table a model."""
+    parts = []
+    for found in (figures("predict") or {}).values():
+        by_name: dict[str, dict[str, dict[str, Any]]] = {}
+        for row in found["rows"]:
+            by_name.setdefault(row["predictor"], {})[row["level"]] = row
+        shown = {predictor: measure for measure, predictor in SHOWN.items()}
+        rows = [
+            (f"{PREDICTORS[name][0]}{f' (*{shown[name]}*)' if name in shown else ''}", *map(_rho, own.values()))
+            for name, own in by_name.items()
+        ]
+        own = {level: max(row["n"] for row in found["rows"] if row["level"] == level) for level in LEVELS}
+        counts = f"Points: {own['layer']:,} layers, {own['lane']} whole lanes"
+        lengths = f"{min(found['prompt_tokens'])} to {max(found['prompt_tokens'])} tokens"
+        said = (
+            f"{found['model']}, {len(found['prompt_tokens'])} prompts of {lengths}, {found['scored']} positions each."
+        )
+        why = "; ".join(f"{PREDICTORS[row['predictor']][0]}: {row['why']}" for row in _without(found["rows"]))
+        none = f" No correlation: {why}." if why else ""
+        head = "Shown (*measure of Where*) | All layers together | Layers of a lane | Whole lanes"
+        parts.append(f"{table(head, *rows)}\n\n{said} Lanes: {'; '.join(found['lanes'])}. {counts}.{none}")
+    return "\n\n".join(parts) or "Not measured yet: `python benchmarks/predict.py`."
+
+
+def _rho(row: dict[str, Any]) -> str:
+    if row["spearman"] is None:
+        return "-"
+    ends = "" if row["low"] is None else f" ({row['low']:+.2f} to {row['high']:+.2f})"
+    return f"{row['spearman']:+.2f}{ends}"
+
+
+def _without(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    yield from (row for row in rows if row["why"] is not None and row["level"] == "layer")
 
 
 def study_costs_part() -> str:

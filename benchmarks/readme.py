@@ -28,7 +28,7 @@ from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, 
 from benchmarks.by_page import newcomers_part, visits_part
 from benchmarks.by_policy import advice_part, policies_part
 from benchmarks.by_run import EXAMPLE_SHOWN, demonstration_part, first_links_part
-from benchmarks.by_study import intervals_part, one_prompt_part, study_costs_part
+from benchmarks.by_study import intervals_part, one_prompt_part, predict_part, study_costs_part
 from benchmarks.by_table import draw, instructions_part, results_part, table_part
 from benchmarks.by_task import suites_part, tasks_part, verifiers_part
 from benchmarks.measured import HERE, figures, table
@@ -253,6 +253,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "prefill": prefill_part,
     "intervals": intervals_part,
     "one-prompt": one_prompt_part,
+    "predict": predict_part,
     "study-costs": study_costs_part,
     "policies": policies_part,
     "advice": advice_part,

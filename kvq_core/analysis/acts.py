@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kvq_core.analysis.foretells import FIRST, MEASURES, by_layer
 from kvq_core.analysis.key_constants import constant_layers
 from kvq_core.analysis.plans import lane_of, shape_of
 from kvq_core.analysis.scored import has_steps
@@ -231,15 +232,21 @@ def _with_sinks(rule: Rule) -> Rule:
 
 
 def _better_there(record: Record, arrays: Arrays, index: int, layer: int) -> Iterator[tuple[int, str]]:
-    """The lane of the run that loses least in the layer, where that is less than this one, and how much less."""
-    own, found = _errors(arrays, index, layer), []
+    """The lane of the run that is hurt least in the layer, by the measure that foretells best what it costs, where that
+    is less than this one, and how much less."""
+    own, found = _hurt(arrays, index, layer), []
     for at, lane in enumerate(record.lanes):
-        theirs = _errors(arrays, at, layer)
-        if at != index and lane.quantized and own is not None and theirs is not None and sum(theirs) < sum(own):
-            found.append((sum(theirs), at, theirs))
+        theirs = _hurt(arrays, at, layer)
+        if at != index and lane.quantized and own is not None and theirs is not None and theirs < own:
+            found.append((theirs, at))
     if own is not None and found:
-        _, at, theirs = min(found)
-        yield at, f"it loses {_shares(theirs)} there, this lane {_shares(own)}"
+        theirs, at = min(found)
+        yield at, f"its {MEASURES[FIRST][0]} there is {theirs:.2g}, this lane's {own:.2g}"
+
+
+def _hurt(arrays: Arrays, index: int, layer: int) -> float | None:
+    found = by_layer(arrays, index)
+    return None if found is None or layer >= len(found) else float(found[layer])
 
 
 def _loses(arrays: Arrays, index: int, layer: int) -> str:

@@ -20,9 +20,9 @@ _OF_LAYERS = (
     *("value_channel_error", "depth_key_error", "depth_value_error", "depth_score_error", "output_relative"),
     *("centred_key", "angles_query_key", "angles_key_key", "key_error_energy", "output_error", "output_bound"),
     *("key_code_counts", "value_code_counts", "key_symmetric_share", "value_symmetric_share", "key_outlier_share"),
-    *("value_outlier_share", "key_latent_bits"),
+    *("value_outlier_share", "key_latent_bits", "value_weighted"),
 )
-_AT_STEPS = ("delta_by_keys", "attention_kl", "sink_mass")
+_AT_STEPS = ("delta_by_keys", "uncentred_by_keys", "attention_kl", "sink_mass")
 Look = tuple[Record, Arrays]
 
 

@@ -46,9 +46,9 @@ class AttentionTap:
     """Sees every decode step's scores (engine.tap.Tap) and looks at evenly spaced ones.
 
     Attention is what a row really attends to: keys its cache leaves out have none. For each step looked at:
-    KL(reference || lane) of the attention, the mass on the first tokens, the mean |centred score delta| over the
-    positions the lane holds quantized with the reference's query, which isolates the keys' error, and for the lanes to
-    be drawn the mass in every position bin. A row that leaves keys out makes that KL infinite, so it has
+    KL(reference || lane) of the attention, the mass on the first tokens, the mean |score delta| over the positions the
+    lane holds quantized with the reference's query, which isolates the keys' error, centred and as it is, and for the
+    lanes to be drawn the mass in every position bin. A row that leaves keys out makes that KL infinite, so it has
     KL(lane || reference), which is -ln of the reference's mass on the keys read where the scores are right. |Centred
     score delta| by depth is over all keys, read or not.
     """
@@ -66,6 +66,7 @@ class AttentionTap:
         self.kl = torch.zeros(e.lanes, *shape)
         self.sink_mass = torch.zeros(1 + e.lanes, *shape)
         self.reference_query = torch.zeros(e.lanes, *shape)
+        self.uncentred = torch.zeros(e.lanes, *shape)
         self.by_depth = torch.zeros(e.lanes, e.layers, e.query_heads, self.depths.count)
         self.seen = torch.zeros(self.depths.count)  # keys seen in each bucket, over the steps
         self.rows = torch.zeros(drawn, len(self.steps), len(layers), len(heads), bins.count, dtype=torch.uint8)
@@ -102,8 +103,9 @@ class AttentionTap:
                 own, other = (x[n, :, :, i, visible] for x in (seen.own, seen.with_reference_query))
                 reads = {row: read[:, visible] for row, read in seen.reads[n].items()}
                 self._look(layer, at, own, reads, seen.sinks[n] if seen.sinks else None)
-                isolated = _centred_size(other[1:] - own[:1]).mul_(weights).sum(-1) / weights.sum(-1)
-                self.reference_query[:, at, layer] = isolated.cpu()
+                delta, count = other[1:] - own[:1], weights.sum(-1)
+                self.uncentred[:, at, layer] = (delta.abs().mul_(weights).sum(-1) / count).cpu()
+                self.reference_query[:, at, layer] = (_centred_size(delta).mul_(weights).sum(-1) / count).cpu()
 
     def _look(self, layer: int, at: int, scores: Tensor, reads: dict[int, Tensor], sinks: Tensor | None) -> None:
         """scores (1 + lanes, query_heads, positions), the reference's first; ``sinks`` (query_heads,) stand in the
@@ -138,6 +140,7 @@ class AttentionTap:
         found = {
             "attention_kl": self.kl[lane, :count],
             "delta_by_keys": self.reference_query[lane, :count].half(),
+            "uncentred_by_keys": self.uncentred[lane, :count].half(),
             "sink_mass": self.sink_mass[1 + lane, :count] - self.sink_mass[0, :count],
             "depth_score_error": self.by_depth[lane] / self.seen.clamp_min(1),
         }

@@ -23,8 +23,9 @@ class ReferenceCache:
     RoPE, each of which sees the first ``seen`` (n,) keys: a few and, last, the newest, which sees all. Computed from
     the working copy:
     ``energy`` (layers, kv_heads, head_dim) squared size of each channel over all tokens, ``depth``
-    (layers, kv_heads, buckets) of each bucket of tokens, outputs (layers, query_heads, n, head_dim). Values, and with
-    them outputs, may have another head_dim than keys.
+    (layers, kv_heads, buckets) of each bucket of tokens, outputs (layers, query_heads, n, head_dim), ``attention``
+    (layers, query_heads, tokens) of all queries but the newest, their mean, and ``weighted`` (layers, query_heads), the
+    squared size of values that it weighs. Values, and with them outputs, may have another head_dim than keys.
     """
 
     places: dict[int, tuple[int, int]]
@@ -36,6 +37,8 @@ class ReferenceCache:
     energy: dict[str, Tensor]
     depth: dict[str, Tensor]
     outputs: Tensor
+    attention: Tensor
+    weighted: Tensor
 
     @classmethod
     def of(
@@ -54,14 +57,20 @@ class ReferenceCache:
         energy = {"key": torch.zeros(count, heads, dim), "value": torch.zeros(count, heads, wide)}
         depth = {kind: torch.zeros(count, heads, buckets.count) for kind in KINDS}
         outputs = torch.zeros(*queries.shape[:-1], wide)
+        attention = torch.zeros(*queries.shape[:2], rows.tokens)
+        weighted = torch.zeros(queries.shape[:2])
         for layer, (g, i) in places.items():
             held = {kind: rows.working(0, g, kind, i) for kind in KINDS}
             for kind, x in held.items():
                 energy[kind][layer], depth[kind][layer] = _squares(x, buckets)
             own, how = queries[layer].to(held["key"].device), scoring[layer]
             assert how is not None
-            outputs[layer] = attention_outputs(own, held["key"], held["value"], how, seen).cpu()
-        return cls(places, directions, scoring, queries, seen, buckets, energy, depth, outputs)
+            weights = attention_weights(own, held["key"], how, seen)
+            outputs[layer] = _outputs(weights, held["value"]).cpu()
+            attention[layer] = weights[:, :, :-1].mean(2).flatten(0, 1).cpu()
+            weighted[layer] = _weighed(attention[layer], held["value"])
+        what = places, directions, scoring, queries, seen, buckets
+        return cls(*what, energy, depth, outputs, attention, weighted)
 
 
 @dataclass
@@ -72,9 +81,11 @@ class CacheErrors:
     each direction of the prompt's queries, strongest first, both (layers, kv_heads, head_dim); depth relative
     (layers, kv_heads, buckets); output (layers, query_heads) ||change of the attention output||_2 at the reference's
     newest query, bound (layers, query_heads) as output_bound says; output_relative (layers, query_heads)
-    ||dO||_F / ||O||_F over its other queries; the rest are means over layers of errors relative to the layer. Outputs
-    are over the keys the lane reads; ``bound`` is None for a lane that leaves keys or biases out, for the theorem
-    knows of no such lane; biases left out are no error of keys, and what they cost is one of outputs.
+    ||dO||_F / ||O||_F over its other queries; value_weighted (layers, query_heads) the root of sum_i a_i ||dv_i||^2
+    over sum_i a_i ||v_i||^2 with a_i these queries' mean attention of the reference; the rest are means over layers of
+    errors relative to the layer. Outputs are over the keys the lane reads; ``bound`` is None for a lane that leaves
+    keys or biases out, for the theorem knows of no such lane; biases left out are no error of keys, and what they cost
+    is one of outputs.
     """
 
     key: Tensor
@@ -85,6 +96,7 @@ class CacheErrors:
     output: Tensor
     bound: Tensor | None
     output_relative: Tensor
+    value_weighted: Tensor
     key_rmse: float
     value_rmse: float
     in_subspace_error: float
@@ -101,6 +113,7 @@ def cache_errors(rows: Rows, row: int, truth: ReferenceCache) -> CacheErrors:
     channel = {kind: torch.zeros_like(truth.energy[kind]) for kind in KINDS}
     depth = {kind: torch.zeros_like(truth.depth[kind]) for kind in KINDS}
     energy = torch.zeros_like(truth.energy["key"])
+    weighted = torch.zeros_like(truth.weighted)
     changed, bound, beyond = torch.zeros_like(truth.outputs), torch.zeros(truth.outputs.shape[:2]), False
     for layer, (g, i) in truth.places.items():  # one at a time: small intermediates are several times faster on a CPU
         true, read = ({kind: rows.working(r, g, kind, i) for kind in KINDS} for r in (0, row))
@@ -108,18 +121,17 @@ def cache_errors(rows: Rows, row: int, truth: ReferenceCache) -> CacheErrors:
         delta = {kind: whole[kind] - true[kind] for kind in KINDS}
         for kind in KINDS:
             channel[kind][layer], depth[kind][layer] = _squares(delta[kind], truth.buckets)
+        weighted[layer] = _weighed(truth.attention[layer], delta["value"])
         device = delta["key"].device
         # directions first: keys lie in memory channel by channel, and so does what is summed over tokens
-        along = truth.directions[layer].to(device).mT @ delta["key"].mT
-        energy[layer] = along.square_().sum(-1).cpu()
+        energy[layer] = (truth.directions[layer].to(device).mT @ delta["key"].mT).square_().sum(-1).cpu()
         queries, how = truth.queries[layer].to(device), truth.scoring[layer]
         assert how is not None
         chosen = rows.read_by(row, layer, queries, truth.seen)
         beyond |= chosen is not None or whole["key"] is not read["key"]
         own = attention_outputs(queries, read["key"], read["value"], how, truth.seen, chosen)
         changed[layer] = own.cpu() - truth.outputs[layer]
-        told = output_bound(queries[:, -1], delta["key"], read["value"], delta["value"], how.scaling)
-        bound[layer] = told.cpu()
+        bound[layer] = output_bound(queries[:, -1], delta["key"], read["value"], delta["value"], how.scaling).cpu()
 
     relative = {kind: _ratio(channel[kind].sum(-1), truth.energy[kind].sum(-1)) for kind in KINDS}
     return CacheErrors(
@@ -131,6 +143,7 @@ def cache_errors(rows: Rows, row: int, truth: ReferenceCache) -> CacheErrors:
         output=changed[:, :, -1].norm(dim=-1),
         bound=None if beyond else bound,
         output_relative=_ratio(*(x[:, :, :-1].square().sum((-1, -2)) for x in (changed, truth.outputs))),
+        value_weighted=_ratio(weighted, truth.weighted),
         key_rmse=_whole(truth, channel["key"], "key"),
         value_rmse=_whole(truth, channel["value"], "value"),
         in_subspace_error=_whole(truth, energy[..., :TOP], "key"),
@@ -141,6 +154,12 @@ def _squares(x: Tensor, buckets: Buckets) -> tuple[Tensor, Tensor]:
     """Squares of x (kv_heads, tokens, head_dim) summed over tokens, and over channels and each bucket of tokens."""
     squares = x.square()
     return squares.sum(-2).cpu(), buckets.sums(squares.sum(-1)).cpu()
+
+
+def _weighed(attention: Tensor, x: Tensor) -> Tensor:
+    """Squares of x (kv_heads, tokens, head_dim) summed over channels, and over tokens by an attention (query_heads,
+    tokens): (query_heads,)."""
+    return (attention.unflatten(0, (len(x), -1)) @ x.square().sum(-1, keepdim=True).cpu()).flatten()
 
 
 def _ratio(error: Tensor, size: Tensor) -> Tensor:
@@ -156,7 +175,16 @@ def attention_outputs(
 
     keys, values (kv_heads, tokens, head_dim) -> (query_heads, n, head_dim of the values).
     """
-    heads, n, dim = queries.shape
+    return _outputs(attention_weights(queries, keys, how, seen, read), values)
+
+
+def _outputs(weights: Tensor, values: Tensor) -> Tensor:
+    return (weights.flatten(1, 2) @ values).reshape(-1, weights.shape[2], values.shape[-1])
+
+
+def attention_weights(queries: Tensor, keys: Tensor, how: Scoring, seen: Tensor, read: Tensor | None = None) -> Tensor:
+    """What ``attention_outputs`` weighs values by: (kv_heads, groups, n, tokens)."""
+    n, dim = queries.shape[1:]
     q = (queries * how.scaling).reshape(keys.shape[0], -1, dim)  # (kv_heads, groups * n, head_dim)
     scores = how.capped_((q @ keys.mT).unflatten(1, (-1, n)))
     first, device = int(seen.min()), keys.device
@@ -166,7 +194,7 @@ def attention_outputs(
         scores.masked_fill_(~read[:, None], float("-inf"))
     if (behind := how.behind(seen.to(device), keys.shape[1])) is not None:
         scores.masked_fill_(behind, float("-inf"))
-    return (how.softmax(scores).flatten(1, 2) @ values).reshape(heads, n, -1)
+    return how.softmax(scores)
 
 
 def output_bound(queries: Tensor, key_error: Tensor, values: Tensor, value_error: Tensor, scaling: float) -> Tensor:

@@ -261,6 +261,7 @@ class Captures:
             arrays |= {f"{kind}_channel_error": error for kind, error in errors.channel.items()}
             arrays |= {f"depth_{kind}_error": error for kind, error in errors.depth.items()}
             arrays |= {"output_error": errors.output, "output_relative": errors.output_relative}
+            arrays["value_weighted"] = errors.value_weighted
             if errors.bound is not None:
                 arrays["output_bound"] = errors.bound
         at_end = self._at_end.get(lane, {})

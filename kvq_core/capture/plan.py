@@ -115,7 +115,7 @@ def _others(e: Extent, kv_heads: int, steps: int, drawn: int) -> int:
     scored = e.steps * 4 * (3 + 1 + 2 * 5)
     shared = 14 * channels + 2 * e.layers * e.head_dim + 3 * heads + 4 * (channels + heads)
     prompt = 4 * shared + angles + quantiles + 4 * steps * queries + (1 << 16)
-    lane = 4 * (4 * channels + 2 * heads + DEPTHS * (2 * heads + queries) + 3 * steps * queries + 4 * queries)
+    lane = 4 * (4 * channels + 2 * heads + DEPTHS * (2 * heads + queries) + 4 * steps * queries + 5 * queries)
     statistics = 3 * 2 * queries * e.steps
     shown = 4 * channels + 2 * angles + quantiles
     return prompt + (e.lanes + 1) * scored + e.lanes * (lane + statistics) + e.drawn * shown

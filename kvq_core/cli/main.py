@@ -27,6 +27,7 @@ from kvq_core.cli import layers as layers_cli
 from kvq_core.cli import measure as measure_cli
 from kvq_core.cli import mend as mend_cli
 from kvq_core.cli import own as own_cli
+from kvq_core.cli import predict as predict_cli
 from kvq_core.cli import store as store_cli
 from kvq_core.cli import study as study_cli
 from kvq_core.cli import table as table_cli
@@ -64,6 +65,7 @@ EXAMPLES = {
     "measure": measure_cli.EXAMPLES,
     "inspect": inspect_cli.EXAMPLES,
     "layers": layers_cli.EXAMPLES,
+    "predict": predict_cli.EXAMPLES,
     "advise": advise_cli.EXAMPLES,
     "engine": engine_cli.EXAMPLES,
     "mend": mend_cli.EXAMPLES,
@@ -142,6 +144,7 @@ def _parser() -> Parser:
     own_cli.add_method_files(measure)
     summary = "Measure what each layer costs alone, and find the policy for a budget of bits."
     layers_cli.add_arguments(add("layers", summary, layers_cli.layers), _quiet)
+    predict_cli.add_arguments(add("predict", "Whether captures foretell layers' costs.", predict_cli.predict), _quiet)
     summary = "Which lane to deploy for a memory, a context and a tolerance, how sure that is, and what it rests on."
     advise_cli.add_arguments(add("advise", summary, advise_cli.advise), _quiet)
     summary = "Run a GGUF file in the real llama.cpp under its cache types, against its own F32 cache."

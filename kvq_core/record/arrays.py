@@ -95,6 +95,7 @@ ARRAYS = {
     "lane/{i}/delta_max": "(L, Q, S) maximum of the same",
     "lane/{i}/delta_by_keys": "(A, L, Q) mean |score delta| over quantized positions with the reference's query, "
     "centred per row: what the keys' error alone does",
+    "lane/{i}/uncentred_by_keys": "(A, L, Q) the same, not centred",
     "lane/{i}/delta_offset": "(L, Q, S) mean score delta that centring took from each row; centred + this = uncentred",
     "lane/{i}/delta_map": "(M, Q', steps, P) int8, signed extreme of the centred delta in each bin of step x position",
     "lane/{i}/delta_scale": "(M, Q') multiply the int8 map by this",
@@ -120,6 +121,8 @@ ARRAYS = {
     "lane/{i}/attention_rows": "(A, M, Q', P) uint8 as the reference's",
     "lane/{i}/output_relative": "(L, Q) ||dO||_F / ||O||_F of the attention output, end of the run, over the "
     "reference's queries of the steps A",
+    "lane/{i}/value_weighted": "(L, Q) root of sum_i a_i ||dv_i||^2 / sum_i a_i ||v_i||^2, end of the run; a_i: the "
+    "reference's attention to token i, its mean over the queries of the steps A",
     "lane/{i}/key_quantiles": "(N, H * D, F) as spectra/key_quantiles, of the lane's keys",
     "lane/{i}/latent_quantiles": "(N, H * D, F) the lane's keys in the reference's latent channels",
     "lane/{i}/centred_key": "(L, H, D) singular values of all of the lane's keys after RoPE, as read, less their mean",

@@ -4,6 +4,7 @@ from typing import Any
 
 import gradio as gr
 
+from kvq_core.analysis.foretells import FIRST
 from kvq_core.analysis.looks import has_every_lane, keeps, looked_at, steps_at
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
@@ -28,6 +29,7 @@ CHOICES = [
     ("Attention KL", "attention"),
     ("Output error", "output"),
 ]
+CHOICES.sort(key=lambda choice: choice[1] != FIRST)  # what foretells best what a layer costs is shown first
 TITLES = {
     "score": "Scores (keys × queries): layer × KV head",
     "attention": "Attention: layer × KV head",
@@ -66,7 +68,7 @@ def create_damage() -> View:
     words = create_words()
     with gr.Row(elem_classes=["choices"]):
         measure = gr.Radio(
-            CHOICES, value="relative", label="Measure", elem_id="damage-measure", interactive=True, min_width=540
+            CHOICES, value=FIRST, label="Measure", elem_id="damage-measure", interactive=True, min_width=540
         )
         uncentred = gr.Checkbox(
             label="Uncentred score deltas", value=False, elem_id="uncentred", interactive=True, min_width=160

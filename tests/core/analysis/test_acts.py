@@ -66,9 +66,7 @@ def test_nothing_is_offered_in_a_layer_with_a_window(run):
 
 def test_another_method_is_offered_where_its_lane_loses_less_in_that_layer(run):
     record, arrays = run
-    lost = [
-        float(arrays[f"lane/{at}/key_error"][5].mean() + arrays[f"lane/{at}/value_error"][5].mean()) for at in (0, 1, 2)
-    ]
+    lost = [float(arrays[f"lane/{at}/delta_mean"][5].mean()) for at in (0, 1, 2)]
     best, worst = int(np.argmin(lost)), int(np.argmax(lost))
     assert "layer-other" not in named(acts(record, arrays, best, PLACE))
     act = named(acts(record, arrays, worst, PLACE))["layer-other"]

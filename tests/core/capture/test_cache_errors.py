@@ -63,6 +63,12 @@ def test_cache_errors_are_frobenius_norms() -> None:
         ]
         expected = (outputs[1] - outputs[0]).norm() / outputs[0].norm()
         assert errors.output_relative[layer, head].item() == pytest.approx(expected.item(), rel=1e-3)
+        shares = torch.zeros(rows.tokens).double()
+        for i, n in enumerate(seen.tolist()[:-1]):
+            q = asked[layer, head, i].double() / 32**0.5
+            shares[:n] += torch.softmax(true[layer, head // 2, :n] @ q, 0)
+        lost, held = ((shares * v[layer, head // 2].square().sum(-1)).sum() for v in (values[1] - values[0], values[0]))
+        assert errors.value_weighted[layer, head].item() == pytest.approx((lost / held).sqrt().item(), rel=1e-3)
 
 
 def test_output_bound_holds_where_the_printed_one_fails() -> None:

@@ -158,6 +158,8 @@ def test_attention_of_the_steps_looked_at() -> None:
             delta = (alone[step, 1][1 + lane] - rows[step, 1][0])[2, 0].double()
             expected = (delta - delta.mean())[quantized].abs().mean().item()
             assert tap.of_lane(lane)["delta_by_keys"][i, 1, 2].item() == pytest.approx(expected, rel=1e-3)
+            plain = delta[quantized].abs().mean().item()
+            assert tap.of_lane(lane)["uncentred_by_keys"][i, 1, 2].item() == pytest.approx(plain, rel=1e-3)
     assert "attention_rows" not in tap.of_lane(1)  # the noise floor is no picture
     error, count = torch.zeros(300, dtype=torch.float64), torch.zeros(300)
     for step in at:
