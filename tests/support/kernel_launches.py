@@ -114,6 +114,7 @@ def method_launches() -> None:
     theta = torch.zeros(HEADS, 1, 11, 64, DIM // 2, 2)
     stream = torch.zeros(HEADS, TOKENS * 11 * 2 * 6 // 8, dtype=torch.uint8)
     codebook_scores(q, theta, stream, torch.zeros(TOKENS).half(), TURN, "triton")
+    codebook_scores(q[:, :1], theta[:, :, :, :16], stream, torch.zeros(TOKENS).half(), TURN, "triton")  # 176 entries
     digits, book = torch.zeros(TOKENS, 128, dtype=torch.uint8), torch.zeros(1024, HEADS * DIM)
     codebook_values(p, digits, torch.zeros(TOKENS), book, torch.zeros(HEADS * DIM), "triton")
     unit, outliers = torch.zeros(TOKENS, 1, HEADS), torch.zeros(TOKENS, 1, HEADS, 2)
