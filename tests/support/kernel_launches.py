@@ -153,6 +153,8 @@ def smallest_method_launches(dtype: torch.dtype) -> None:
     latent = LatentKeys.of(one, [1], meta, meta, torch.zeros(1, 32, 1).half(), torch.zeros(1, 32).half())
     latent_scores(q, latent, turn, 1, "triton")
     codebook_scores(q, torch.zeros(1, 1, 1, 2, 16, 2), one[0], torch.zeros(1).half(), turn, "triton")
+    few = Turn(*torch.zeros(2, 5, 16))  # tokens enough for tables of the query
+    codebook_scores(q, torch.zeros(1, 1, 1, 2, 16, 2), one[0, :, :1].expand(1, 2), torch.zeros(5).half(), few, "triton")
     codebook_values(p, one[0], torch.zeros(1), torch.zeros(1, 32), torch.zeros(32), "triton")
     unit, none = torch.zeros(1, 1, 1), torch.zeros(1, 1, 1, 0)
     mixed = MixedTokens.of(q[None].to(torch.uint8), unit, unit.half(), unit.half(), none.half(), none)
