@@ -16,7 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "kernels"))
 
 import torch
-from kvq_kernels.rope_codebook import code_vectors, commuted_scores, decode_pairs, score_tables
+from kvq_kernels.rope_codebook import code_vectors, commuted_scores, decode_pairs, score_tables, scores_work
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -39,16 +39,11 @@ def best_ms(work: Callable[[], Tensor], repeats: int = 5) -> float:
 def counts(tokens: int, pairs: int, levels: int, stages: int) -> dict[str, int]:
     """Multiplications of one query and head.
 
-    naive: a selection of 2 * levels entries a stage times a table 2P wide, then 4 products a pair to rotate the key and
-    2 to multiply it with the query. look-up: the same without the first. commuted: 4 products a table entry once, then
-    2 a pair and key. Additions of chosen rows (2R a key, 2P wide) are the same for the last two.
+    naive: a selection of 2 * levels entries a stage times a table 2P wide, and then what look-up takes, which adds rows
+    instead. Look-up and commuted add as many rows (2R a key, 2P wide); ``scores_work`` has their products.
     """
-    after = tokens * 6 * pairs
-    return {
-        "naive": tokens * stages * 2 * levels * 2 * pairs + after,
-        "look-up": after,
-        "commuted": 4 * pairs * stages * levels + tokens * 2 * pairs,
-    }
+    look_up, commuted = (pairs * scores_work(1, tokens, stages, levels, c).multiplications for c in (False, True))
+    return {"naive": tokens * stages * 2 * levels * 2 * pairs + look_up, "look-up": look_up, "commuted": commuted}
 
 
 def measure(tokens: int, heads: int, pairs: int, levels: int, stages: int) -> dict[str, Any]:

@@ -27,8 +27,10 @@ def method_forms() -> Iterator[Form]:
     yield from _mixed()
 
 
-def _form(operation: str, method: str, launch: LaunchRecord, tile: int, nbytes: float, **how: int) -> Form:
-    return Form(operation, method, DIM, SHARED, launch, tile, nbytes, **how)
+def _form(
+    operation: str, method: str, launch: LaunchRecord, tile: int, nbytes: float, shared: int = SHARED, turns: int = 1
+) -> Form:
+    return Form(operation, method, DIM, shared, launch, tile, nbytes, turns=turns)
 
 
 def _asked() -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,18 +55,30 @@ def _latent() -> Form:
 
 
 def _codebooks() -> Iterator[Form]:
-    """Scores: a program sums its keys up in turns over the stages. Values: one product of all queries of a layer."""
-    q, p = _asked()
-    theta = torch.zeros(KV_HEADS, 1, STAGES, LEVELS, DIM // 2, 2)
-    stream = torch.zeros(KV_HEADS, TOKENS * STAGES * 2 * 6 // 8, dtype=torch.uint8)
+    """Scores: a program sums its keys up in turns over the stages, or rows of one query's tables. Values: one product
+    of all queries of a layer."""
+    yield codebook_form(SHARED)
+    yield codebook_form(1)
     digits, book = torch.zeros(TOKENS, DIM, dtype=torch.uint8), torch.zeros(KV_HEADS * DIM, KV_HEADS * DIM)
     with record_launches() as found:
-        codebook_scores(q, theta, stream, torch.zeros(TOKENS).half(), TURN, "triton")
-        codebook_values(p, digits, torch.zeros(TOKENS), book, torch.zeros(KV_HEADS * DIM), "triton")
-    scores, values = found
-    tile, nbytes = scores.constants["BT"] * 2 * scores.constants["HP"], stream.numel() / (TOKENS * KV_HEADS * DIM)
-    yield _form("codebook_scores", "CommVQ", scores, tile, nbytes, turns=STAGES)
+        codebook_values(_asked()[1], digits, torch.zeros(TOKENS), book, torch.zeros(KV_HEADS * DIM), "triton")
+    values = found[0]
     yield _form("codebook_values", "CommVQ", values, values.constants["BT"] * values.constants["N"], 1 / 8)
+
+
+def codebook_form(shared: int, tokens: int = 4 * STAGES * LEVELS) -> Form:
+    """Scores of so many query heads a KV head over so many keys; the form of tables of the query leaves out what makes
+    these, whose work does not grow with the keys."""
+    theta = torch.zeros(KV_HEADS, 1, STAGES, LEVELS, DIM // 2, 2)
+    stream = torch.zeros(KV_HEADS, tokens * STAGES * 2 * 6 // 8, dtype=torch.uint8)
+    turn, q = Turn(*torch.zeros(2, tokens, DIM // 2)), torch.zeros(KV_HEADS, shared, DIM, dtype=torch.float16)
+    with record_launches() as found:
+        codebook_scores(q, theta, stream, torch.zeros(tokens).half(), turn, "triton")
+    scores = found[-1]
+    tile, nbytes = scores.constants["BT"] * 2 * scores.constants["HP"], stream.numel() / (tokens * KV_HEADS * DIM)
+    commutes = scores.arguments["q"] is None
+    method = "CommVQ, tables of the query" if commutes else "CommVQ"
+    return _form("codebook_scores", method, scores, tile, nbytes, shared, turns=STAGES)
 
 
 def _mixed() -> Iterator[Form]:

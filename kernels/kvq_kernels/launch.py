@@ -49,6 +49,7 @@ DECODE = Launch(tokens=64, warps=1)
 SQUAT = Launch(tokens=32, warps=8, stages=1)  # tokens are the group's
 LATENT = Launch(tokens=64, warps=8, stages=2)  # both halves of the rebuilt keys stay in registers
 COMMUTED = Launch(tokens=64, stages=2)  # rows of a KV head's codebook come from L1, which they fit
+TABLES = Launch(tokens=32, stages=1)  # entries of a codebook
 MIXED = Launch(tokens=32, warps=8, stages=1)
 COMBINE = Launch(tokens=256, warps=8, stages=1)  # splits a turn, all on their way at once
 COMBINED = 32  # channels of a program that combines: a head's are shared out, for that is all it has to wait for

@@ -9,11 +9,21 @@ Shapes: theta (..., stages, levels, P, 2) · group vectors (..., n, 2P) with all
 """
 
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 _ELEMENTS = 1 << 19  # distances held at once: larger intermediates fall out of a CPU's cache
+
+
+class Work(NamedTuple):
+    """Of a KV head's scores, for each of its channel pairs; an addition that a multiplication brings is counted there.
+    ``moved``: numbers that are read and written again before there is a score."""
+
+    additions: int
+    multiplications: int
+    moved: int
 
 
 def split_pairs(x: Tensor, pairs: int) -> Tensor:
@@ -107,6 +117,19 @@ def commuted_scores(tables: Tensor, codes: Tensor, cos: Tensor, sin: Tensor) -> 
     cos_i (P[a] + M[b]) + sin_i (M[a] - P[b]). Pairs are rotated by +theta, as rotate-half models do.
     """
     return (_sum_rows(tables, codes) * torch.cat([cos, sin], -1)).sum(-1)
+
+
+def scores_work(queries: int, tokens: int, stages: int, levels: int, commuted: bool) -> Work:
+    """What the scores of a KV head's queries take: from its keys, each summed up and turned once for all of them, or
+    ``commuted``, from tables that every query has for itself.
+
+    2R rows of two numbers a pair are added either way. To turn a key takes 4 products and a score 2; a table has R * L
+    entries of 4, made of two numbers of the codebook and two numbers long, and a sum over its rows is a score after 2.
+    """
+    sums, entries = 4 * stages * tokens, 4 * stages * levels
+    if commuted:
+        return Work(queries * sums, queries * (entries + 2 * tokens), queries * entries)
+    return Work(sums, (4 + 2 * queries) * tokens, 0)
 
 
 def _sum_rows(rows: Tensor, codes: Tensor) -> Tensor:

@@ -45,7 +45,9 @@ class GroupCodec(Codec):
         for layers in layer_slices(x):
             coded = self.code(x[layers], layers)
             parts.append((pack(coded.codes, self.bits_per_code), coded.scales, coded.zeros))
-        codes, scales, zeros = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        # most blocks are of one token, whose layers are one slice
+        one = parts[0] if len(parts) == 1 else tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        codes, scales, zeros = (tensor.contiguous() for tensor in one)
         return Block(x.shape[-2], {"codes": codes, "scales": scales, "zeros": zeros})
 
     def packed(self, path: Path) -> Packed:

@@ -57,6 +57,6 @@ def _terms(p_log: Tensor, q_log: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     grown = torch.expm1(d)
     terms = torch.sub(grown, d, out=d).mul_(p)
     nowhere = p_log == -torch.inf
-    if nowhere.any():
+    if nowhere.device.type != "cpu" or nowhere.any():  # a GPU is not waited for: filling nothing changes nothing
         terms.masked_fill_(nowhere & (q_log == -torch.inf), 0.0)
     return terms, grown, p

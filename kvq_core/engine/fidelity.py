@@ -59,22 +59,23 @@ class Fidelity:
         self._put("floor_shift", shift.amax(0) if self.floors else gap.abs())
 
     def _put(self, name: str, values: Tensor) -> None:
-        self._columns.setdefault(name, []).append(values.cpu())
+        self._columns.setdefault(name, []).append(values)  # where it was computed: a GPU would be waited for
 
     def column(self, name: str, lane: int | None = None) -> Tensor:
         """All positions of a column: (positions, ...), of one lane where it is a lane's."""
         parts = self._columns.get(name, [])
         if not parts:
             return torch.zeros(0, TOPK) if "topk" in name else torch.zeros(0)
-        return torch.cat(parts, 0) if lane is None else torch.cat([part[lane] for part in parts], 0)
+        return torch.cat(parts if lane is None else [part[lane] for part in parts], 0).cpu()
 
     def latest(self, name: str, lane: int, scored: int) -> list[float]:
         """One lane's values from position ``scored`` on."""
-        count, found = self.n_scored - scored, list[float]()
-        for part in reversed(self._columns[name]):
+        count, found, parts = self.n_scored - scored, list[float](), self._columns[name]
+        for at in reversed(range(len(parts))):
             if len(found) >= count:
                 break
-            found = part[lane].tolist() + found
+            parts[at] = parts[at].cpu()  # once for all lanes
+            found = parts[at][lane].tolist() + found
         return found[len(found) - count :]
 
     def near_tie_margin(self) -> float:

@@ -88,10 +88,15 @@ def test_latent_scores(tokens, rows, dtype, per_head, device):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "groups", "stages", "levels", "rows", "heads", "dtype"),
-    [*in_both((63, 1, 8, 16, 1, 2), (63, 2, 3, 64, 2, 2), (1, 1, 2, 8, 1, 2)), (1000, 1, 2, 4, 1, 1, torch.float16)],
+    ("tokens", "groups", "stages", "levels", "rows", "queries", "dtype"),
+    [
+        *in_both((63, 1, 8, 16, 1, 2), (63, 2, 3, 64, 2, 3), (1, 1, 2, 8, 1, 1)),
+        *in_both((99, 1, 3, 16, 2, 1), (67, 2, 4, 8, 2, 1), (5, 1, 1, 2, 1, 1)),  # tables of the query
+        (1000, 1, 2, 4, 1, 1, torch.float16),
+    ],
 )
-def test_codebook_scores(tokens, groups, stages, levels, rows, heads, dtype, device):
+def test_codebook_scores(tokens, groups, stages, levels, rows, queries, dtype, device):
+    heads = 2
     dim, width = 32, levels.bit_length() - 1
     pairs = dim // 2 // groups
     theta = torch.randn(heads, groups, stages, levels, pairs, 2, device=device)
@@ -106,7 +111,7 @@ def test_codebook_scores(tokens, groups, stages, levels, rows, heads, dtype, dev
                 dense[:, h, :, g * pairs : (g + 1) * pairs] += a[..., 0] - b[..., 1]
                 dense[:, h, :, dim // 2 + g * pairs : dim // 2 + (g + 1) * pairs] += a[..., 1] + b[..., 0]
     keys = rotated(dense * prescale.double()[:, None, :, None], turn)
-    q = torch.randn(rows, heads, heads, dim, device=device).to(dtype)
+    q = torch.randn(rows, heads, queries, dim, device=device).to(dtype)
     packed = pack(codes.to(torch.uint8).flatten(2), width)
     for path in ("torch", "triton"):
         found = codebook_scores(q, theta, packed, prescale, turn, path)

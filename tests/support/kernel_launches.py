@@ -114,6 +114,7 @@ def method_launches() -> None:
     theta = torch.zeros(HEADS, 1, 11, 64, DIM // 2, 2)
     stream = torch.zeros(HEADS, TOKENS * 11 * 2 * 6 // 8, dtype=torch.uint8)
     codebook_scores(q, theta, stream, torch.zeros(TOKENS).half(), TURN, "triton")
+    codebook_scores(q[:, :1], theta[:, :, :, :16], stream, torch.zeros(TOKENS).half(), TURN, "triton")  # 176 entries
     digits, book = torch.zeros(TOKENS, 128, dtype=torch.uint8), torch.zeros(1024, HEADS * DIM)
     codebook_values(p, digits, torch.zeros(TOKENS), book, torch.zeros(HEADS * DIM), "triton")
     unit, outliers = torch.zeros(TOKENS, 1, HEADS), torch.zeros(TOKENS, 1, HEADS, 2)
@@ -152,6 +153,8 @@ def smallest_method_launches(dtype: torch.dtype) -> None:
     latent = LatentKeys.of(one, [1], meta, meta, torch.zeros(1, 32, 1).half(), torch.zeros(1, 32).half())
     latent_scores(q, latent, turn, 1, "triton")
     codebook_scores(q, torch.zeros(1, 1, 1, 2, 16, 2), one[0], torch.zeros(1).half(), turn, "triton")
+    few = Turn(*torch.zeros(2, 5, 16))  # tokens enough for tables of the query
+    codebook_scores(q, torch.zeros(1, 1, 1, 2, 16, 2), one[0, :, :1].expand(1, 2), torch.zeros(5).half(), few, "triton")
     codebook_values(p, one[0], torch.zeros(1), torch.zeros(1, 32), torch.zeros(32), "triton")
     unit, none = torch.zeros(1, 1, 1), torch.zeros(1, 1, 1, 0)
     mixed = MixedTokens.of(q[None].to(torch.uint8), unit, unit.half(), unit.half(), none.half(), none)

@@ -14,6 +14,7 @@ from benchmarks.aot.compiler import compile_for
 from benchmarks.aot.fingerprint import kernels_fingerprint
 from benchmarks.aot.forms import CAPABILITIES, DIMS, METHODS, SHARED, decode_form, quantize_forms
 from benchmarks.aot.limits import gain, share
+from benchmarks.aot.method_forms import LEVELS, STAGES, codebook_form
 from benchmarks.aot.report import instructions, row
 from benchmarks.aot.versions import REPORT, Unavailable, environment
 from tests.support.campaigns import whole
@@ -138,6 +139,20 @@ def test_aot_counts_do_not_depend_on_the_query_heads_of_a_kv_head(capability):
     forms = [decode_form("kivi-2", 128, shared) for shared in (1, 8, 16)]
     one, few, many = (instructions(form, compile_for(form.launch, capability, form.tile)) for form in forms)
     assert one == few < 1.6 and few < many < 1.6 * few
+
+
+@pytest.mark.compiler
+@pytest.mark.long("compile", sample=1)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_aot_tables_of_the_query_pay_for_one_query_head_of_a_kv_head(capability):
+    """CommVQ's commuting (Eq. 19) against keys summed up once: what a key takes beside rows added up is all it spares,
+    and a second query head would add up rows of its own."""
+    forms = codebook_form(1), codebook_form(1, tokens=STAGES * LEVELS), codebook_form(2)
+    assert [form.launch.arguments["q"] is None for form in forms] == [True, False, False]
+    tables, alone, shared = (instructions(form, compile_for(form.launch, capability, form.tile)) for form in forms)
+    assert tables < alone < 1.1 * tables and shared < 1.02 * alone < 2 * tables
+    assert shared < 75, "81 where every load of a row had a mask"
 
 
 @pytest.mark.compiler

@@ -7,48 +7,77 @@ from kvq_kernels.triton_ops.tiles import as_float, code_at, locate, read_codes
 
 
 @triton.jit
-def codebook_scores_kernel(
-    q, theta, codes, prescale, cos, sin, out, queries, heads, tokens, groups, stages, levels, pairs, row_bytes,
-    M: tl.constexpr, BT: tl.constexpr, HP: tl.constexpr, WIDTH: tl.constexpr, DTYPE: tl.constexpr,
+def query_tables_kernel(
+    q, theta, tables, heads, groups, entries, PAIRS: tl.constexpr, HP: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """q (rows, kv_heads, queries, 2 * groups * pairs) after RoPE; out (rows, kv_heads, queries, tokens) float32. Grid
+    """The codebook in the frame of the query, which turns with each key as the codebook would (Eq. 19): every u of
+    theta (kv_heads, groups, entries, PAIRS, 2) times conj(q), of q (rows, kv_heads, 2 * groups * PAIRS) after RoPE:
+    tables (rows, kv_heads, groups, entries, 2, PAIRS). Grid (rows * kv_heads * groups * tiles of entries,).
+    """
+    part, first = locate(tl.program_id(0), entries, BT)
+    matrix, group = (part // groups).to(tl.int64), part % groups
+    entry, pair = first + tl.arange(0, BT), tl.arange(0, HP)
+    inside = (entry < entries)[:, None] & (pair < PAIRS)[None, :]
+    asked = q + matrix * (2 * groups * PAIRS) + group * PAIRS + pair
+    one = tl.load(asked, mask=pair < PAIRS, other=0.0).to(tl.float32)[None, :]
+    two = tl.load(asked + groups * PAIRS, mask=pair < PAIRS, other=0.0).to(tl.float32)[None, :]
+    row = ((matrix % heads) * groups + group) * entries
+    at = theta + (row + entry)[:, None] * (2 * PAIRS) + 2 * pair[None, :]
+    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(at + 1, mask=inside, other=0.0).to(tl.float32)
+    at = tables + (part.to(tl.int64) * entries + entry)[:, None] * (2 * PAIRS) + pair[None, :]
+    tl.store(at, one * x + two * y, mask=inside)
+    tl.store(at + PAIRS, one * y - two * x, mask=inside)
+
+
+@triton.jit
+def codebook_scores_kernel(
+    q, theta, codes, prescale, cos, sin, out, queries, heads, tokens, groups, stages, row_bytes,
+    M: tl.constexpr, BT: tl.constexpr, HP: tl.constexpr, WIDTH: tl.constexpr, LEVELS: tl.constexpr,
+    PAIRS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """q (rows, kv_heads, queries, 2 * groups * PAIRS) after RoPE; out (rows, kv_heads, queries, tokens) float32. Grid
     (rows * kv_heads * token tiles,).
 
-    A tile of keys is summed up once for all queries of its KV head. theta (kv_heads, groups, stages, levels, 2, pairs):
-    a code (a, b) stands for (x_a - y_b, y_a + x_b). The codes of a head are one bit stream of WIDTH bits a level,
-    ordered (groups, tokens, stages, 2). prescale (rows, tokens); cos, sin (tokens, groups * pairs).
+    A tile of keys is summed up once for all queries of its KV head. theta (kv_heads, groups, stages, LEVELS, 2, PAIRS):
+    a code (a, b) stands for (x_a - y_b, y_a + x_b). With q None theta is that query's tables (rows, kv_heads, ...),
+    and a sum times the key's turn is already its score: real parts are all that is asked of it. The codes of a head are
+    one bit stream of WIDTH bits a level, ordered (groups, tokens, stages, 2). prescale (rows, tokens); cos, sin
+    (tokens, groups * PAIRS).
     """
     matrix, first = locate(tl.program_id(0), tokens, BT)
     token = first + tl.arange(0, BT)
     token_mask = token < tokens
     prescale += (matrix // heads).to(tl.int64) * tokens
-    theta += (matrix % heads).to(tl.int64) * groups * stages * levels * (2 * pairs)
+    theta += (matrix if q is None else matrix % heads).to(tl.int64) * groups * stages * (LEVELS * 2 * PAIRS)
     matrix = matrix.to(tl.int64)
     codes += matrix * row_bytes
     query, channel = tl.arange(0, M), tl.arange(0, HP)
-    inside = channel < pairs
+    inside = channel < PAIRS
     wanted = inside[:, None] & token_mask[None, :]
-    asked = (query < queries)[:, None] & inside[None, :]
     scores = tl.zeros((M, BT), tl.float32)
     for group in tl.range(0, groups):
         x = tl.zeros((HP, BT), tl.float32)
         y = tl.zeros((HP, BT), tl.float32)
         for stage in tl.range(0, stages):
-            table = theta + (group * stages + stage) * levels * (2 * pairs) + channel[:, None]
+            # without a mask, which costs what a load costs: level 0 and channels of a real pair stand in for none
+            table = theta + (group * stages + stage) * (LEVELS * 2 * PAIRS) + (channel % PAIRS)[:, None]
             index = ((group * tokens + token).to(tl.int64) * stages + stage) * 2
-            one = table + code_at(codes, index, WIDTH, token_mask)[None, :] * (2 * pairs)
-            two = table + code_at(codes, index + 1, WIDTH, token_mask)[None, :] * (2 * pairs)
-            left, right = tl.load(one, mask=wanted, other=0.0), tl.load(two + pairs, mask=wanted, other=0.0)
-            x += (left - right).to(tl.float32)
-            left, right = tl.load(one + pairs, mask=wanted, other=0.0), tl.load(two, mask=wanted, other=0.0)
-            y += (left + right).to(tl.float32)
-        at = token.to(tl.int64)[None, :] * (groups * pairs) + (group * pairs + channel)[:, None]
+            one = table + code_at(codes, index, WIDTH, token_mask)[None, :] * (2 * PAIRS)
+            two = table + code_at(codes, index + 1, WIDTH, token_mask)[None, :] * (2 * PAIRS)
+            x += (tl.load(one) - tl.load(two + PAIRS)).to(tl.float32)
+            y += (tl.load(one + PAIRS) + tl.load(two)).to(tl.float32)
+        at = token.to(tl.int64)[None, :] * (groups * PAIRS) + (group * PAIRS + channel)[:, None]
         c = tl.load(cos + at, mask=wanted, other=0.0)
         s = tl.load(sin + at, mask=wanted, other=0.0)
-        line = q + (matrix * queries + query)[:, None] * (2 * groups * pairs) + (group * pairs + channel)[None, :]
-        lower = tl.load(line, mask=asked, other=0.0)
-        upper = tl.load(line + groups * pairs, mask=asked, other=0.0)
-        scores += product(lower, x * c - y * s, DTYPE) + product(upper, y * c + x * s, DTYPE)
+        if q is None:
+            scores += tl.sum(x * c - y * s, 0)[None, :]
+        else:
+            asked = (query < queries)[:, None] & inside[None, :]
+            line = q + (matrix * queries + query)[:, None] * (2 * groups * PAIRS) + (group * PAIRS + channel)[None, :]
+            lower = tl.load(line, mask=asked, other=0.0)
+            upper = tl.load(line + groups * PAIRS, mask=asked, other=0.0)
+            scores += product(lower, x * c - y * s, DTYPE) + product(upper, y * c + x * s, DTYPE)
     scale = tl.load(prescale + token, mask=token_mask, other=0.0).to(tl.float32)
     at = out + (matrix * queries + query)[:, None] * tokens + token[None, :]
     tl.store(at, scores * scale[None, :], mask=(query < queries)[:, None] & token_mask[None, :])

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from kvq_kernels import rope_codebook as rc
+from kvq_kernels.commuted import commutes
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import kvq_core
 from kvq_core.codebooks.encoder import OPTIONS, Encoder
@@ -144,6 +146,47 @@ def test_commuted_scores_equal_decoding(pairs, levels, stages):
 def key_codec(layers: int, heads: int, head_dim: int, pairs: int, levels: int, stages: int) -> KeyCodec:
     theta = random(layers, heads, head_dim // 2 // pairs, stages, levels, pairs, 2).half()
     return KeyCodec(theta * (2 * head_dim) ** -0.5)
+
+
+class Counted(TorchDispatchMode):
+    """Products of two tensors, and numbers that summing rows adds up."""
+
+    products = added = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket is torch.ops.aten.mul and out.is_floating_point():
+            self.products += out.numel()
+        elif func.overloadpacket is torch.ops.aten.bmm:
+            self.products += out.numel() * args[0].shape[-1]
+        elif func.overloadpacket is torch.ops.aten._embedding_bag_forward_only:
+            self.added += args[1].numel() * args[0].shape[-1]
+        return out
+
+
+@pytest.mark.parametrize(("queries", "tokens", "stages", "levels"), [(1, 300, 8, 16), (3, 300, 8, 16), (4, 40, 3, 64)])
+def test_what_scores_take_is_what_is_computed(queries, tokens, stages, levels):
+    """A KV head's keys summed up, turned and multiplied with its queries, and the same scores from tables of each."""
+    theta, q, (cos, sin) = random(1, stages, levels, 8, 2), random(queries, 1, 16, seed=1), tables(tokens, 8)
+    codes = torch.randint(levels, (1, tokens, stages, 2), generator=torch.Generator().manual_seed(2))
+    with Counted() as summed:
+        x, y = rc.decode_pairs(codes, theta).chunk(2, -1)
+        keys = torch.cat([x * cos - y * sin, y * cos + x * sin], -1)
+        scores = q.transpose(0, 1) @ keys.transpose(-1, -2)
+    with Counted() as commuted:
+        again = rc.commuted_scores(rc.score_tables(q[:, 0], theta[0]), codes.expand(queries, -1, -1, -1), cos, sin)
+    torch.testing.assert_close(again[None], scores, rtol=1e-4, atol=1e-4)
+    works = (rc.scores_work(queries, tokens, stages, levels, which) for which in (False, True))
+    for work, found in zip(works, (summed, commuted), strict=True):
+        assert (found.added, found.products) == (8 * work.additions, 8 * work.multiplications)
+
+
+@pytest.mark.parametrize(("stages", "levels"), [(8, 16), (16, 16), (11, 64), (21, 64), (2, 2)])
+def test_tables_take_less_where_one_query_head_has_a_kv_head_and_many_keys(stages, levels):
+    """CommVQ's settings, and two stages, over the longest context there is: for more query heads one sum takes less."""
+    entries = stages * levels
+    assert [commutes(1, tokens, stages, levels) for tokens in (1, 2 * entries, 2 * entries + 1)] == [False, False, True]
+    assert not any(commutes(n, tokens, stages, levels) for n in range(2, 17) for tokens in (64, 4096, 1 << 20))
 
 
 @pytest.mark.parametrize(

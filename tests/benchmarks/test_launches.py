@@ -1,0 +1,49 @@
+"""What benchmarks/launches.py counts: operations that a GPU would launch, and what waits for one."""
+
+import torch
+
+from benchmarks.launches import META, Steps, Waits, measure
+from kvq_core.metrics.fidelity import Fidelity
+
+
+def counted(how, work):
+    with how:
+        work()
+    return dict(how._now)
+
+
+def test_operations_are_counted_and_views_are_not():
+    x = torch.ones(4, 6)
+    found = counted(Steps(), lambda: (x.view(6, 4)[:2].T + 1).float().half().sum())
+    assert found == {"add": 1, "_to_copy": 1, "sum": 1}
+
+
+def test_what_waits_for_the_device_is_counted():
+    x, own = torch.ones(5, 3, device=META), torch.ones(5)
+
+    def work():
+        assert len(x.argmax(-1).tolist()) == 5 and x.sum().item() == 0
+        assert torch.isfinite(x).all() and not (x > 1).any()
+        x[:, 0].cpu()
+        own.copy_(x[:, 1])
+        (x > 0).nonzero()
+        x[torch.ones(5, dtype=torch.bool, device=META)]
+        own.cpu(), own.tolist(), own.to(META), x.to(torch.float16)  # none of which waits
+
+    assert counted(Waits(), work) == {"cpu": 3, "item": 3, "nonzero": 1, "boolean index": 1}
+
+
+def test_scores_wait_once_a_step_and_lanes_are_told_by_one_copy():
+    fidelity = Fidelity(3)
+    logits = torch.zeros(1, 50, device=META), torch.zeros(3, 1, 50, device=META)
+    assert counted(Waits(), lambda: fidelity(*logits, [1])) == {"cpu": 1}
+    assert counted(Waits(), lambda: [fidelity.latest("kld", lane, 0) for lane in range(3)]) == {"cpu": 1}
+    assert counted(Waits(), lambda: fidelity.column("nll", 2)) == {"cpu": 1}
+
+
+def test_a_step_of_a_small_model():
+    """Layers cost generate and the pass as much again, and waits are those of the captures' steps and of the scores."""
+    made, parts = measure(layers=1, detail="off")
+    assert 0 < made["generate"] < made["inside"] < 4 * made["generate"]
+    assert made["outside"] > 0 and parts["outside"]["argmax"] == 1
+    assert 0 < made["host_waits"] == parts["host_waits"].total()
