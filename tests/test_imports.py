@@ -44,7 +44,7 @@ _TABLE = """
     sizing: codecs engines errors frozen methods shape spec
     pipeline: analysis capture codecs engine errors events frozen logs machine methods metrics models presets record
         settings sizing spec store
-    external: errors events machine methods models pipeline record spec
+    servers: errors events machine methods models pipeline record spec
     inspection: analysis capture engine errors frozen machine methods metrics models presets settings shape
         sizing spec
     packed: codecs engine errors events frozen kernels machine methods models pipeline spec
@@ -55,9 +55,9 @@ _TABLE = """
     advice: analysis complaints decision engines errors inspection methods models pipeline presets shape sizing spec
         store studies
     lm_eval: engine errors models spec
-    mend: codecs divergence errors external machine methods models presets spec studies
-    cli: advice analysis claims codebooks decision errors events external inspection machine mend methods models
-        packed pipeline presets record settings shape sizing spec store studies training
+    mend: codecs divergence errors machine methods models presets servers spec studies
+    cli: advice analysis claims codebooks decision errors events inspection machine mend methods models
+        packed pipeline presets record servers settings shape sizing spec store studies training
     __main__: cli
     __init__: advice errors inspection methods models packed pipeline record spec studies
     ui.html: analysis claims events frozen inspection record sizing

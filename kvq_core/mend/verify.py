@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from kvq_core.errors import SpecError
-from kvq_core.external.llama_cpp import BLOCK_BYTES, LlamaCpp, Top, Types, version
 from kvq_core.mend.check import Measured
 from kvq_core.mend.formats import CacheFormat
 from kvq_core.mend.mend import Mended
 from kvq_core.mend.passes import Scored
+from kvq_core.servers.llama_cpp import BLOCK_BYTES, LlamaCpp, Top, Types, version
 
 REFERENCE = Types("f32", "f32")
 SCORED = 16  # of a prompt's last tokens: the engine is asked for each by itself

@@ -209,7 +209,7 @@ def byte_pairs() -> dict[str, Any]:
 
 def both(file: Path) -> tuple[list[int], list[int]]:
     """Ids of TEXT, here and of llama.cpp."""
-    from kvq_core.external.llama_cpp import LlamaCpp, Types
+    from kvq_core.servers.llama_cpp import LlamaCpp, Types
 
     with LlamaCpp(file, Types("f16", "f16"), 128, threads=1) as engine:
         theirs = engine.tokens(TEXT, special=False)

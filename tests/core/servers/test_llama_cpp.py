@@ -15,10 +15,10 @@ from benchmarks.llama_cpp_texts import ratio
 from kvq_core.cli.engine import table
 from kvq_core.cli.main import main
 from kvq_core.errors import SpecError
-from kvq_core.external.engine_runs import EngineDamage, read_prompts
-from kvq_core.external.llama_cpp import BLOCK_BYTES, LlamaCpp, Top, Types
 from kvq_core.models import LoadedModel
 from kvq_core.models.bundled import bundled_gguf
+from kvq_core.servers.engine_runs import EngineDamage, read_prompts
+from kvq_core.servers.llama_cpp import BLOCK_BYTES, LlamaCpp, Top, Types
 from kvq_core.spec import parse_lane
 from tests.support.engine_runs import run_engine
 from tests.support.llama_slots import stored

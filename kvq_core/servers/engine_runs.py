@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.external.llama_cpp import BLOCK_BYTES, EVERY, UBATCH, EngineError, LlamaCpp, Top, Types
-from kvq_core.external.simulated import simulate
 from kvq_core.models import LoadedModel
 from kvq_core.models.gguf.header import read_header
+from kvq_core.servers.llama_cpp import BLOCK_BYTES, EVERY, UBATCH, EngineError, LlamaCpp, Top, Types
+from kvq_core.servers.simulated import simulate
 
 REFERENCE = Types("f32", "f32")
 FLOOR = Types("f16", "f16")
