@@ -44,7 +44,7 @@ _TABLE = """
     sizing: codecs engines errors frozen methods shape spec
     pipeline: analysis capture codecs engine errors events frozen logs machine methods metrics models presets record
         settings sizing spec store
-    servers: errors events machine methods models pipeline record spec
+    servers: engine errors events machine methods models pipeline record settings spec store studies
     inspection: analysis capture engine errors frozen machine methods metrics models presets settings shape
         sizing spec
     packed: codecs engine errors events frozen kernels machine methods models pipeline spec

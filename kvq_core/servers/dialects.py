@@ -6,10 +6,9 @@ managers/io_struct.py (GenerateReqInput) and entrypoints/openai/serving_tokenize
 """
 
 import hashlib
-import math
 import uuid
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from kvq_core.errors import excerpt
 from kvq_core.servers.http import Http, ServerError, read
@@ -22,12 +21,10 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Listed:
-    """What a server gave to the next token: its list, how many tokens of the text it had stored already, and seconds
-    that it says it took; None: not told."""
+    """What a server gave to the next token, and how many tokens of the text it had stored already; None: not told."""
 
     top: Top
     reused: int | None
-    seconds: float | None
 
 
 class Server:
@@ -47,7 +44,9 @@ class Server:
     def __init__(self, http: Http, model: str, told: dict[str, Any]):
         self.http, self.model = http, model
         self.facts: dict[str, Any] = {"engine": self.name, "model": model.rsplit("/", 1)[-1] or model}
+        self.spent: float | None = None  # seconds that it says its answers took
         self._salt = ""
+        self._named: dict[int, str] = {}
 
     def prompt(self, messages: Messages) -> Tokens:
         return ["\n\n".join(str(message["content"]) for message in messages)]
@@ -57,7 +56,8 @@ class Server:
         return [text]
 
     def text(self, tokens: Tokens) -> str:
-        return "".join(tokens)
+        """Also of ids out of lists, where texts are asked for."""
+        return "".join(self._named.get(token, "?") if isinstance(token, int) else token for token in tokens)
 
     def read(self, tokens: Tokens) -> None:
         """Let it read a text anew, whatever it has stored of it, where ``again``."""
@@ -72,7 +72,7 @@ class Server:
     def listed(self, tokens: Tokens, top: int) -> Listed:
         """Raises ServerError where it does not list at least one token, or no numbers."""
         told = self._complete(tokens, 1, top)
-        return read(told, self._where, lambda told: Listed(self._top(told), self._reused(told), None))
+        return read(told, self._where, lambda told: Listed(self._top(told), self._reused(told)))
 
     def _complete(self, tokens: Tokens, count: int, top: int) -> dict[str, Any]:
         asked = {"model": self.model, "prompt": self._sent(tokens), "max_tokens": count, "temperature": 0}
@@ -90,7 +90,9 @@ class Server:
 
     def _id(self, token: str) -> int:
         """A number for a token's text, the same for the same text; 63 bits."""
-        return int.from_bytes(hashlib.sha256(token.encode(errors="surrogatepass")).digest()[:8], "big") >> 1
+        found = int.from_bytes(hashlib.sha256(token.encode(errors="surrogatepass")).digest()[:8], "big") >> 1
+        self._named[found] = token
+        return found
 
     def _reused(self, told: dict[str, Any]) -> int | None:
         details = (told.get("usage") or {}).get("prompt_tokens_details") or {}
@@ -219,15 +221,22 @@ class LlamaServer(Server):
             self._favoured = [[self.tokens("a")[0], FAVOUR]]
         wanted = ["completion_probabilities", "timings"]
         told = self.complete(tokens, 1, n_probs=top, logit_bias=self._favoured, response_fields=wanted)
-        return read(told, self._where, lambda told: Listed(self._top(told), *_timings(told)))
+        return read(told, self._where, lambda told: Listed(self._top(told), self._reused(told)))
 
     def _top(self, told: dict[str, Any]) -> Top:
         found = told["completion_probabilities"][0]["top_logprobs"]
         return Top.of([int(each["id"]) for each in found], [each["logprob"] for each in found])
 
+    def _reused(self, told: dict[str, Any]) -> int | None:
+        return _count((told.get("timings") or {}).get("cache_n"))
+
     def complete(self, tokens: Tokens, count: int, **more: Any) -> dict[str, Any]:
         asked = {"prompt": tokens, "n_predict": count, "temperature": 0.0, "cache_prompt": True, "id_slot": 0, **more}
-        return self.http.post("/completion", asked)
+        told = self.http.post("/completion", asked)
+        timings = told.get("timings") if isinstance(told.get("timings"), dict) else {}
+        spent = [float(timings.get(name) or 0) for name in ("prompt_ms", "predicted_ms")] if timings else []
+        self.spent = (self.spent or 0.0) + sum(spent) / 1000 if spent else self.spent
+        return told
 
 
 def connect(http: Http) -> Server:
@@ -241,8 +250,8 @@ def connect(http: Http) -> Server:
     return kinds.get(first.get("owned_by"), Server)(http, model, first)
 
 
-def _ids(told: dict[str, Any], name: Literal["tokens"] = "tokens") -> Tokens:
-    found = told[name]
+def _ids(told: dict[str, Any]) -> Tokens:
+    found = told["tokens"]
     if not isinstance(found, list) or not all(type(token) is int for token in found):
         raise ValueError("tokens are not ids")
     return found
@@ -250,9 +259,3 @@ def _ids(told: dict[str, Any], name: Literal["tokens"] = "tokens") -> Tokens:
 
 def _count(found: Any) -> int | None:
     return found if type(found) is int and found >= 0 else None
-
-
-def _timings(told: dict[str, Any]) -> tuple[int | None, float | None]:
-    timings = told.get("timings") or {}
-    spent = float(timings.get("prompt_ms") or 0) + float(timings.get("predicted_ms") or 0)
-    return _count(timings.get("cache_n")), spent / 1000 if timings and math.isfinite(spent) else None
