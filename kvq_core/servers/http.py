@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ SECONDS = 600.0  # that one answer may take, from the first byte sent to the las
 TRIES = 5
 LONGEST_WAIT = 120.0  # seconds, whatever Retry-After says
 _BUSY = (429, 503)
+_HOST = re.compile(r"[\w.-]+(:\d+)?|\[[0-9a-fA-F:.]+\](:\d+)?")
 
 T = TypeVar("T")
 
@@ -34,7 +36,8 @@ def check_address(text: str) -> str:
     try:
         found = urlsplit(text)
         found.port  # noqa: B018  raises where it is none
-        fits = found.scheme in ("http", "https") and bool(found.hostname) and not found.query and not found.fragment
+        fits = found.scheme in ("http", "https") and bool(_HOST.fullmatch(found.netloc)) and text.isprintable()
+        fits = fits and not found.query and not found.fragment
     except ValueError:
         fits = False
     if not fits or "@" in found.netloc:

@@ -29,7 +29,7 @@ class CacheVerdict:
 
 
 @dataclass(frozen=True)
-class Measured:
+class FoundNats:
     """Nats by prompt and position: ``delivered`` by the server, ``floor`` by its baseline asked again, and ``lanes`` as
     ours predict, see ``predicted.predict``, or why they do not. ``reused``: share of the tokens sent that the server
     had stored; ``stored``: whether it reads a text anew through its cache."""
@@ -53,7 +53,7 @@ def over_prompts(values: ByPrompt) -> MeanInterval:
     return MeanInterval(float(means.mean()), found.low, found.high)
 
 
-def judge(found: Measured) -> CacheVerdict:
+def judge(found: FoundNats) -> CacheVerdict:
     kld = over_prompts(found.delivered)
     floors = [found.floor, *([found.lanes["floor"]] if "floor" in found.lanes else [])]
     floor = max(LEAST_FLOOR, *(over_prompts(each).value for each in floors))
@@ -63,7 +63,7 @@ def judge(found: Measured) -> CacheVerdict:
     return CacheVerdict(word, why, kld, floor, predicted, suspects)
 
 
-def _word(found: Measured, kld: MeanInterval, floor: float, predicted: MeanInterval | None) -> tuple[Word, str]:
+def _word(found: FoundNats, kld: MeanInterval, floor: float, predicted: MeanInterval | None) -> tuple[Word, str]:
     if found.reused is not None and found.reused < 0.5 and not found.stored:
         return "cannot tell", (
             "The server reused less than half of the tokens it had read, so that most of what was measured may never "
@@ -95,7 +95,7 @@ def _word(found: Measured, kld: MeanInterval, floor: float, predicted: MeanInter
     return "as expected", "It costs what this format costs by our own lane."
 
 
-def _by_tolerance(found: Measured, low: float, high: float, floor: float) -> tuple[Word, str]:
+def _by_tolerance(found: FoundNats, low: float, high: float, floor: float) -> tuple[Word, str]:
     told = f"What the format should cost is not known: {found.unpredicted}"
     if found.tolerance is None:
         seen = "is not to be told from rounding" if high <= FLOORS * floor else "costs more than rounding alone"
@@ -115,12 +115,12 @@ def _ends(interval: MeanInterval) -> tuple[float, float]:
     )
 
 
-def _more(found: Measured, low: float, high: float) -> int:
+def _more(found: FoundNats, low: float, high: float) -> int:
     """Prompts beside these that would halve the interval: three times as many, and those that an interval needs."""
     return max(FEWEST, 4 * len(found.delivered)) - len(found.delivered) if high > low else FEWEST
 
 
-def _suspects(found: Measured, kld: MeanInterval) -> tuple[str, ...]:
+def _suspects(found: FoundNats, kld: MeanInterval) -> tuple[str, ...]:
     said = []
     if "unrotated" in found.lanes:
         without = over_prompts(found.lanes["unrotated"]).value
@@ -136,6 +136,6 @@ def _suspects(found: Measured, kld: MeanInterval) -> tuple[str, ...]:
     return (*said, "scales: static ones that were never calibrated stay at 1.0", "another build, or other weights")
 
 
-def _halves(found: Measured) -> tuple[slice, slice]:
+def _halves(found: FoundNats) -> tuple[slice, slice]:
     middle = max(1, min(map(len, found.delivered)) // 2)
     return slice(0, middle), slice(middle if min(map(len, found.delivered)) > 1 else 0, None)

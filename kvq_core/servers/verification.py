@@ -14,7 +14,7 @@ from kvq_core.errors import KvqError, StoreError
 from kvq_core.servers.asking import Asked, Baseline, OtherServer, Tell, ask
 from kvq_core.servers.dialects import Server
 from kvq_core.servers.http import ServerError
-from kvq_core.servers.verdict import CacheVerdict, Measured, judge
+from kvq_core.servers.verdict import CacheVerdict, FoundNats, judge
 from kvq_core.store.beside import is_id, read_beside, write_beside
 from kvq_core.store.store import Store
 from kvq_core.studies.prompts import StudyPrompt
@@ -48,7 +48,7 @@ def verify(server: Server, baseline: Baseline, request: ToVerify, tell: Tell) ->
     read = sum(each.read for each in asked)
     told = [each.reused for each in asked if each.reused is not None]
     reused = sum(told) / read if told and read else None
-    found = Measured(
+    found = FoundNats(
         delivered=[each.kld for each in asked],
         floor=[each.floor for each in asked],
         lanes=lanes,
