@@ -18,7 +18,7 @@ ByPrompt = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class CacheVerdict:
-    """``why``: in a sentence; ``suspects``: where it is worse, what to look at first."""
+    """``floor``: the upper end of its interval; ``why``: in a sentence; ``suspects``: where it is worse, what to look at first."""
 
     word: Word
     why: str
@@ -56,7 +56,7 @@ def over_prompts(values: ByPrompt) -> MeanInterval:
 def judge(found: FoundNats) -> CacheVerdict:
     kld = over_prompts(found.delivered)
     floors = [found.floor, *([found.lanes["floor"]] if "floor" in found.lanes else [])]
-    floor = max(LEAST_FLOOR, *(over_prompts(each).value for each in floors))
+    floor = max(LEAST_FLOOR, *(_ends(over_prompts(each))[1] for each in floors))
     predicted = over_prompts(found.lanes["format"]) if "format" in found.lanes else None
     word, why = _word(found, kld, floor, predicted)
     suspects = _suspects(found, kld) if word == "worse" else ()

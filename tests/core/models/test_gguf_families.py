@@ -212,7 +212,7 @@ def both(file: Path) -> tuple[list[int], list[int]]:
     from kvq_core.servers.llama_cpp import LlamaCpp, Types
 
     with LlamaCpp(file, Types("f16", "f16"), 128, threads=1) as engine:
-        theirs = engine.tokens(TEXT, special=False)
+        theirs = engine.tokens(TEXT)
     return tokenizer(read_header(file))(TEXT, add_special_tokens=False)["input_ids"], theirs
 
 
