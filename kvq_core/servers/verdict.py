@@ -18,7 +18,7 @@ ByPrompt = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class CacheVerdict:
-    """``floor``: the upper end of its interval; ``why``: in a sentence; ``suspects``: where it is worse, what to look at first."""
+    """``floor``: its interval's upper end; ``why``: in a sentence; ``suspects``: what to look at where it is worse."""
 
     word: Word
     why: str
