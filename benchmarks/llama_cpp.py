@@ -21,11 +21,12 @@ import numpy as np
 
 from benchmarks.measured import HERE, figures, keep
 from kvq_core.claims.texts import Text, token_ids
-from kvq_core.external.llama_cpp import LlamaCpp, Top, Types, version
-from kvq_core.external.simulated import PromptPairs, simulate
 from kvq_core.models import LoadedModel, load
 from kvq_core.models.bundled import bundled_gguf
 from kvq_core.models.second import SECOND_MODEL, local_file
+from kvq_core.servers.llama_cpp import LlamaCpp, Types, version
+from kvq_core.servers.simulated import PromptPairs, simulate
+from kvq_core.servers.tops import Top
 from kvq_core.spec import DEFAULT_MODEL
 
 FORMATS = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")

@@ -18,10 +18,11 @@ import numpy as np
 
 from benchmarks.llama_cpp import PROMPT, SCORED, TEXTS, TOP, mean_kld, texts, written_in_float32
 from benchmarks.measured import HERE, figures, keep
-from kvq_core.external.llama_cpp import LlamaCpp, Top, Types, version
-from kvq_core.external.simulated import READ_IN, PromptPairs, kld_of
 from kvq_core.models import LoadedModel, load
 from kvq_core.models.bundled import bundled_gguf
+from kvq_core.servers.llama_cpp import LlamaCpp, Types, version
+from kvq_core.servers.simulated import READ_IN, PromptPairs, kld_of
+from kvq_core.servers.tops import Top
 from kvq_core.spec import DEFAULT_MODEL
 
 VALUES: dict[str, dict[str, Any] | None] = {  # values of lanes here; None: fp16

@@ -19,11 +19,11 @@ from scipy.stats import bootstrap
 from benchmarks.llama_cpp import SCORED, mean_kld, texts_from, theirs, written_in_float32
 from benchmarks.measured import HERE, figures, keep
 from kvq_core.claims.texts import Text
-from kvq_core.external.llama_cpp import Types, version
-from kvq_core.external.simulated import kld_of, lane_of
 from kvq_core.models import LoadedModel, load
 from kvq_core.models.bundled import bundled_gguf
 from kvq_core.models.second import SECOND_MODEL, local_file
+from kvq_core.servers.llama_cpp import Types, version
+from kvq_core.servers.simulated import kld_of, lane_of
 from kvq_core.spec import DEFAULT_MODEL
 
 TEXTS, AT_ONCE = 24, 2  # texts in all, and between two writes

@@ -23,9 +23,9 @@ from benchmarks.measured import HERE, keep
 from benchmarks.methods import lanes_on
 from kvq_core.claims import setting
 from kvq_core.claims.texts import token_ids
-from kvq_core.external.llama_cpp import LlamaCpp, Types, version
 from kvq_core.models import LoadedModel, load
 from kvq_core.models.scoring import causal_attention
+from kvq_core.servers.llama_cpp import LlamaCpp, Types, version
 
 TOKENS, LATER, TOP = 700, 48, 4096
 ENDS = (300, 511, 513, 640, TOKENS)

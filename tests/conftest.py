@@ -51,7 +51,7 @@ _APART = tuple(
 )
 LONGEST = (
     _SERVED,
-    "core/external/test_llama_cpp.py",
+    "core/servers/test_llama_cpp.py",
     "browser/test_form.py",
     "browser/test_keeping.py",
     "browser/test_waiting.py",

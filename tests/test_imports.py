@@ -40,20 +40,20 @@ _TABLE = """
     sizing: engines errors frozen methods shape shipped spec
     pipeline: analysis capture codecs engine errors frozen logs machine methods models presets record settings
         sizing spec
-    external: errors machine methods models pipeline record spec
     inspection: analysis capture engine errors frozen machine methods models presets settings shape shipped sizing
         spec
     packed: codecs engine errors frozen kernels machine methods models pipeline record shipped spec
     claims: capture codebooks codecs engine errors frozen kernels machine methods models pipeline presets record
         settings shape shipped sizing spec studies training
     studies: analysis complaints errors limits logs machine models pipeline presets record shipped spec
+    servers: engine errors machine methods models pipeline record settings spec studies
     decision: analysis engines errors machine methods models pipeline presets record settings sizing spec studies
     advice: analysis complaints decision engines errors inspection methods models pipeline presets record shape
         sizing spec studies
     lm_eval: engine errors models spec
-    mend: codecs engine errors external machine methods models presets spec studies
-    cli: advice analysis claims codebooks decision errors external inspection machine mend methods models packed
-        pipeline presets record settings shape shipped sizing spec studies training
+    mend: codecs engine errors machine methods models presets servers spec studies
+    cli: advice analysis claims codebooks decision errors inspection machine mend methods models packed pipeline
+        presets record servers settings shape shipped sizing spec studies training
     __main__: cli
     __init__: advice errors inspection methods models packed pipeline record spec studies
     ui.html: analysis claims frozen inspection record sizing spec

@@ -14,9 +14,9 @@ from kvq_core.cli.output import as_json, columns
 from kvq_core.errors import SpecError
 
 if TYPE_CHECKING:
-    from kvq_core.external.engine_runs import EngineDamage
-    from kvq_core.external.perplexity_log import LoggedRun
     from kvq_core.models import LoadedModel
+    from kvq_core.servers.engine_runs import EngineDamage
+    from kvq_core.servers.perplexity_log import LoggedRun
 
 EXAMPLES = (
     "python -m kvq_core engine --gguf model.gguf --types q8_0/q8_0,q8_0/q4_0 --prompts prompts.jsonl\n"
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) ->
 
 def engine(arguments: argparse.Namespace) -> None:
     """Measure every pair of types in llama.cpp, and print them beside the logs."""
-    from kvq_core.external.perplexity_log import read_logs
+    from kvq_core.servers.perplexity_log import read_logs
 
     given = [arguments.gguf, arguments.types, arguments.prompts]
     if any(given) != all(given) or not (any(given) or arguments.log):
@@ -81,8 +81,8 @@ def engine(arguments: argparse.Namespace) -> None:
 
 
 def _measured(arguments: argparse.Namespace) -> list["EngineDamage"]:
-    from kvq_core.external.engine_runs import measure, read_prompts
-    from kvq_core.external.llama_cpp import EVERY, Types
+    from kvq_core.servers.engine_runs import measure, read_prompts
+    from kvq_core.servers.llama_cpp import EVERY, Types
 
     for name in ("new_tokens", "top", "threads"):
         if (value := getattr(arguments, name)) is not None and value < 1:
@@ -194,8 +194,8 @@ def _numbers(one: "EngineDamage") -> dict[str, float]:
 def _data(arguments: argparse.Namespace, measured: list["EngineDamage"], logs: list["LoggedRun"]) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from kvq_core.external.llama_cpp import version
     from kvq_core.models.gguf.header import read_header
+    from kvq_core.servers.llama_cpp import version
 
     def told(one: "EngineDamage") -> dict[str, Any]:
         return {

@@ -31,6 +31,7 @@ from kvq_core.cli import predict as predict_cli
 from kvq_core.cli import store as store_cli
 from kvq_core.cli import study as study_cli
 from kvq_core.cli import table as table_cli
+from kvq_core.cli import verify as verify_cli
 from kvq_core.cli.bar import Bar
 from kvq_core.cli.comparison import add_comparison, comparison, losses
 from kvq_core.cli.output import as_json
@@ -71,6 +72,7 @@ EXAMPLES = {
     "mend": mend_cli.EXAMPLES,
     "study": study_cli.EXAMPLES,
     "table": table_cli.EXAMPLES,
+    "verify": verify_cli.EXAMPLES,
 }
 
 
@@ -157,6 +159,7 @@ def _parser() -> Parser:
     own_cli.add_method_files(study)
     summary = "Compute and draw the reference table, or check one that was submitted."
     table_cli.add_arguments(add("table", summary, table_cli.table), _quiet)
+    verify_cli.add_arguments(add("verify", verify_cli.SUMMARY, verify_cli.verify))
     return parser
 
 

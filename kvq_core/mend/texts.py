@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvq_core.errors import SpecError
-from kvq_core.external.engine_runs import read_prompts
 from kvq_core.models import LoadedModel
 from kvq_core.presets import FOLDER
+from kvq_core.servers.engine_runs import read_prompts
 
 SHIPPED = FOLDER / "mend"
 SCORED = 32  # tokens at the end of a text that are scored

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from kvq_core.errors import SpecError
-from kvq_core.external.llama_cpp import BLOCK_BYTES, LlamaCpp, Top, Types, version
 from kvq_core.mend.check import Measured
 from kvq_core.mend.formats import CacheFormat
 from kvq_core.mend.mend import Mended
 from kvq_core.mend.passes import Scored
+from kvq_core.servers.llama_cpp import BLOCK_BYTES, LlamaCpp, Types, version
+from kvq_core.servers.tops import Apart, Top
 
 REFERENCE = Types("f32", "f32")
 SCORED = 16  # of a prompt's last tokens: the engine is asked for each by itself
@@ -56,7 +56,6 @@ def compared(own: list[list[Top]], other: list[list[Top]]) -> list[Scored]:
     """KLD and whether the most probable token is the same, by prompt."""
     found = []
     for one, two in zip(own, other, strict=True):
-        kld = np.array([a.kld(b) for a, b in zip(one, two, strict=True)])
-        same = [bool(a.ids[0] == b.ids[0]) for a, b in zip(one, two, strict=True)]
-        found.append(Scored(torch.from_numpy(kld), torch.tensor(same)))
+        apart = Apart.of(one, two)
+        found.append(Scored(torch.from_numpy(apart.kld), torch.from_numpy(apart.same)))
     return found

@@ -3,7 +3,7 @@
 import torch
 
 from benchmarks.launches import META, Steps, Waits, measure
-from kvq_core.metrics.fidelity import Fidelity
+from kvq_core.engine.fidelity import Fidelity
 
 
 def counted(how, work):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kvq_core.external.llama_cpp import LlamaCpp, Types
+from kvq_core.servers.llama_cpp import LlamaCpp, Types
 
 
 def apart(file: Path, ids: list[int], own: torch.Tensor, ends: Iterable[int]) -> float:

@@ -209,10 +209,10 @@ def byte_pairs() -> dict[str, Any]:
 
 def both(file: Path) -> tuple[list[int], list[int]]:
     """Ids of TEXT, here and of llama.cpp."""
-    from kvq_core.external.llama_cpp import LlamaCpp, Types
+    from kvq_core.servers.llama_cpp import LlamaCpp, Types
 
     with LlamaCpp(file, Types("f16", "f16"), 128, threads=1) as engine:
-        theirs = engine.tokens(TEXT, special=False)
+        theirs = engine.tokens(TEXT)
     return tokenizer(read_header(file))(TEXT, add_special_tokens=False)["input_ids"], theirs
 
 

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from kvq_core.errors import SpecError
-from kvq_core.external.llama_cpp import Types
 from kvq_core.methods import methods
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.record.events import end_of
 from kvq_core.record.fields import Record
+from kvq_core.servers.llama_cpp import Types
 from kvq_core.spec import parse_spec
 
 FULL = ("f32", "f16")  # what ours are measured against

@@ -3,17 +3,18 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.external.llama_cpp import BLOCK_BYTES, EVERY, UBATCH, EngineError, LlamaCpp, Top, Types
-from kvq_core.external.simulated import simulate
 from kvq_core.models import LoadedModel
 from kvq_core.models.gguf.header import read_header
+from kvq_core.servers.llama_cpp import BLOCK_BYTES, EVERY, UBATCH, EngineError, LlamaCpp, Types
+from kvq_core.servers.simulated import simulate
+from kvq_core.servers.tops import Apart, Top
 
 REFERENCE = Types("f32", "f32")
 FLOOR = Types("f16", "f16")
@@ -51,9 +52,8 @@ class EngineDamage:
     def compare(self, answers: list[list[Top]], found: list[list[Top]]) -> None:
         """Take in what was found at every position of every prompt, against the reference's answers."""
         self.first = [0, *accumulate(map(len, found[:-1]))]
-        pairs = [pair for one, other in zip(answers, found, strict=True) for pair in zip(one, other, strict=True)]
-        self.kld = np.array([own.kld(theirs) for own, theirs in pairs])
-        self.same = np.array([own.ids[0] == theirs.ids[0] for own, theirs in pairs])
+        apart = Apart.of(list(chain(*answers)), list(chain(*found)))
+        self.kld, self.same = apart.kld, apart.same
 
     def apart(self, floor: "EngineDamage") -> bool:
         """Whether its mean KLD can be told from the floor's: the 95 % bootstrap interval of the paired difference over
@@ -144,9 +144,9 @@ def _asked(
     """Of every prompt its tokens and those that are scored after it, and what the reference gives to these."""
     asked, answers = [], []
     for prompt in prompts:
-        ids = engine.tokens(engine.chat(prompt.text))
+        ids = engine.chat(prompt.text)
         said = engine.answer(ids, new_tokens)
-        forced = said.ids if prompt.continuation is None else engine.tokens(prompt.continuation, special=False)
+        forced = said.ids if prompt.continuation is None else engine.tokens(prompt.continuation)
         if not forced:
             raise EngineError("The model answers nothing to a prompt: there is nothing to score.")
         asked.append((ids, forced))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvq_core.cli.main import main
 from kvq_core.errors import SpecError
-from kvq_core.external.perplexity_log import LoggedRun, read_logs
+from kvq_core.servers.perplexity_log import LoggedRun, read_logs
 from tests.support.campaigns import inputs
 from tests.support.damage import damaged
 

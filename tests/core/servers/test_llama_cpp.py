@@ -15,10 +15,11 @@ from benchmarks.llama_cpp_texts import ratio
 from kvq_core.cli.engine import table
 from kvq_core.cli.main import main
 from kvq_core.errors import SpecError
-from kvq_core.external.engine_runs import EngineDamage, read_prompts
-from kvq_core.external.llama_cpp import BLOCK_BYTES, LlamaCpp, Top, Types
 from kvq_core.models import LoadedModel
 from kvq_core.models.bundled import bundled_gguf
+from kvq_core.servers.engine_runs import EngineDamage, read_prompts
+from kvq_core.servers.llama_cpp import BLOCK_BYTES, LlamaCpp, Types
+from kvq_core.servers.tops import Top
 from kvq_core.spec import parse_lane
 from tests.support.engine_runs import run_engine
 from tests.support.llama_slots import stored
@@ -150,10 +151,8 @@ def test_tokens_that_end_within_a_character_and_those_that_end_a_text_are_scored
     with LlamaCpp(bundled_gguf(), Types("f16", "f16"), 96, threads=1) as engine:
         ids = engine.tokens("Emoji: 😀😀😀😀 漢字漢字<|im_end|>")
         found = engine.logprobs(ids[:3], ids[3:], 20)
-        assert len(found) == len(ids) - 3 and not any(
-            top.ids[0] == engine.tokens("a", special=False)[0] for top in found
-        )
-        plain = [engine._complete(ids[: 3 + at], 1, n_probs=20) for at in range(len(found))]
+        assert len(found) == len(ids) - 3 and not any(top.ids[0] == engine.tokens("a")[0] for top in found)
+        plain = [engine.asked.complete(ids[: 3 + at], 1, n_probs=20) for at in range(len(found))]
     told = [answer.get("completion_probabilities") for answer in plain]
     assert None in told and any(told)
     for top, each in zip(found, told, strict=True):

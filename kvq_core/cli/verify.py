@@ -1,0 +1,124 @@
+"""``python -m kvq_core verify``: whether a server's cache is the one that was asked for."""
+
+import argparse
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvq_core.cli.bar import Bar
+from kvq_core.cli.output import as_json
+from kvq_core.errors import PATH, SpecError, StoreError, abbreviate, excerpt
+
+if TYPE_CHECKING:
+    from kvq_core.servers.asking import Baseline
+    from kvq_core.servers.verification import Report
+
+SUMMARY = "Whether a server's cache is the one that was asked for, and as good as its format should be."
+EXAMPLES = (
+    "python -m kvq_core verify http://127.0.0.1:8081 --against http://127.0.0.1:8080 --prompts p.jsonl --format q8_0\n"
+    "  python -m kvq_core verify http://127.0.0.1:8081 --against http://127.0.0.1:8080 --prompts p.jsonl \\\n"
+    "    --format q8_0/q4_0 --tolerance 0.05 --out verified.xml\n"
+    "  python -m kvq_core verify 0123456789abcdef --out verified.md"
+)
+KEYS = ("KVQ_SERVER_KEY", "KVQ_AGAINST_KEY")  # of the server, and of the one it is measured against
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("server", metavar="URL|ID", help="the server's address, or the id of a kept verification")
+    parser.add_argument("--against", metavar="URL", help="a server of the same model with a full-precision cache")
+    parser.add_argument("--model", metavar="M", help="the model, run here: the baseline, or to predict with")
+    parser.add_argument("--prompts", metavar="FILE", type=Path, help="prompts as a study reads them")
+    parser.add_argument("--format", metavar="K/V", help="the cache types that were asked for, such as q8_0/q4_0")
+    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="tokens of every answer (64)")
+    parser.add_argument("--top", type=int, default=20, metavar="K", help="log-probabilities of every token (20)")
+    parser.add_argument("--tolerance", type=float, metavar="T", help="mean KLD in nats that is allowed at most")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="also write it as Markdown (.md) or JUnit (.xml)")
+    parser.set_defaults(at_once=lambda arguments: True)
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Ask, judge, keep and print; 0 as expected, 1 if not, 3 where it could not be measured."""
+    from kvq_core.record.beside import is_id
+    from kvq_core.record.store import open_store
+    from kvq_core.servers.http import ServerError
+    from kvq_core.servers.verification import keep, kept, status
+    from kvq_core.servers.verified import EXPORTS, text, write
+
+    _check(arguments, tuple(EXPORTS))
+    store = open_store()
+    if is_id(arguments.server):
+        report = kept(store, arguments.server)
+    else:
+        try:
+            report = _measured(arguments)
+        except ServerError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 3
+        try:
+            keep(store, report)
+        except StoreError as error:  # what was measured is told all the same
+            print(f"warning: {error}", file=sys.stderr)
+    if arguments.out is not None:
+        try:
+            write(report, arguments.out)
+        except OSError as error:
+            raise SpecError(
+                f"Cannot write {abbreviate(str(arguments.out), PATH)}: {error.strerror or error}."
+            ) from None
+    printed = text(report)
+    lines = ("".join(c if c.isprintable() else "?" for c in line) for line in printed.splitlines())
+    print(as_json(report) if arguments.json else "\n".join(lines))
+    return status(report)
+
+
+def _check(arguments: argparse.Namespace, exports: tuple[str, ...]) -> None:
+    """Raises SpecError for what cannot be asked, before anything is."""
+    from kvq_core.record.beside import is_id
+    from kvq_core.servers.llama_cpp import Types
+
+    if arguments.out is not None and (arguments.out.is_dir() or arguments.out.suffix not in exports):
+        raise SpecError(f"--out {excerpt(str(arguments.out))} is not allowed; give a file that ends in .md or .xml.")
+    if is_id(arguments.server):
+        return
+    if arguments.prompts is None or not (arguments.against or arguments.model):
+        raise SpecError("Give --prompts, and --against URL2 or --model M to measure the server against.")
+    for name, most in (("tokens", 4096), ("top", 10_000)):
+        if not 1 <= getattr(arguments, name) <= most:
+            raise SpecError(f"--{name} {getattr(arguments, name)} is not allowed; give 1 to {most:,}.")
+    if arguments.tolerance is not None and not 0 <= arguments.tolerance < float("inf"):
+        raise SpecError(f"--tolerance {arguments.tolerance} is not allowed; give nats from 0.")
+    if arguments.format is not None:
+        Types.of(arguments.format)
+
+
+def _measured(arguments: argparse.Namespace) -> "Report":
+    from kvq_core.servers.asking import OtherServer
+    from kvq_core.servers.dialects import connect
+    from kvq_core.servers.http import Http
+    from kvq_core.servers.verification import ToVerify, verify
+    from kvq_core.studies.sources import PromptSource
+
+    prompts, _ = PromptSource(file=str(arguments.prompts)).read()
+    with ExitStack() as open_:
+        server = connect(open_.enter_context(Http(arguments.server, KEYS[0])))
+        if arguments.against:
+            baseline: Baseline = OtherServer(connect(open_.enter_context(Http(arguments.against, KEYS[1]))))
+        else:
+            from kvq_core.servers.predicted import OwnBaseline
+
+            baseline = OwnBaseline(arguments.model)
+        form, model = arguments.format, arguments.model
+        request = ToVerify(prompts, arguments.tokens, arguments.top, form, model, arguments.tolerance)
+        bar = open_.enter_context(Bar(timed=True))
+        asked = 0
+
+        def tell(said: str) -> None:
+            nonlocal asked
+            if said.startswith("Asked "):
+                asked += 1
+                bar("Asking", asked, len(prompts))
+            else:
+                print(said, file=sys.stderr, flush=True)
+
+        return verify(server, baseline, request, tell)
