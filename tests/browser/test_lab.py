@@ -17,8 +17,9 @@ from torch import Tensor
 from kvq_core.codecs.stream import Stream
 from kvq_core.engine.fit import FitSource, MethodFit
 from kvq_core.engine.prefill import LayerGroup
-from kvq_core.methods import ModelRef, Prompt, make
+from kvq_core.methods import ModelRef, make
 from kvq_core.methods.formats.planes import unpack_planes
+from kvq_core.methods.innerq import key_norms
 from kvq_core.models.rope import Rope
 from kvq_core.spec import Transforms, parse_spec
 from scripts.lab_tensors import restored, weights
@@ -105,12 +106,16 @@ def same(state: dict, found: dict, kind: str) -> bool:
     if (turn := getattr(codec, "turn", None)) is not None:
         own, codec = turn.turned(own), replace(codec, turn=None)
     exact = torch.equal(seen, own)
-    # what is not equal was summed in another order, or had its mean rounded to the other neighbour in fp16
-    assert exact or (how.rotate != "none" or how.center != "none" or turn is not None), (state, kind)
-    torch.testing.assert_close(seen, own, rtol=1e-5, atol=2e-6 * float(x.abs().max()) + (how.center != "none") * 0.07)
+    # what differs was summed in another order, or is a constant in fp16 whose float32 lay next to the middle of two: the
+    # mean's sum and torch's square root are off by a last bit at times
+    constants = how.center != "none" or how.fold != "none"
+    assert exact or constants or how.rotate != "none" or turn is not None, (state, kind)
+    most = float(x.abs().max())
+    torch.testing.assert_close(seen, own, rtol=1e-3 if constants else 1e-5, atol=most * (5e-4 if constants else 2e-6))
     if "norms" in getattr(codec, "shared", {}):
-        codec = make(lane["method"], **lane["knobs"]).fit(Prompt(seen, seen, None)).key
-        assert torch.equal(array(part["norms"]), codec.shared["norms"].flatten().float())
+        norms, plain = array(part["norms"]).view(1, 1, 1, -1), key_norms(seen, "exact", torch.float16)
+        torch.testing.assert_close(norms, plain.float(), rtol=2**-10, atol=0)
+        exact, codec = exact and torch.equal(norms, plain.float()), replace(codec, shared={"norms": norms.half()})
     block = codec.encode_prompt(seen[..., part["start"] : part["start"] + part["packed"], :], part["start"])
     tensors = block.tensors
     scales = tensors["scales"]
@@ -127,11 +132,9 @@ def same(state: dict, found: dict, kind: str) -> bool:
     elif "zeros" in tensors:
         assert torch.equal(zeros, tensors["zeros"].flatten().float())
     read = array(part["read"]).view_as(x)
-    if exact and fit.rotations[0] is None and turn is None:
-        assert torch.equal(read, stream.decode())
-    elif not exact:
-        return False
-    return True
+    if exact:
+        torch.testing.assert_close(read, stream.decode(), rtol=1e-5, atol=2e-6 * most)
+    return exact and torch.equal(read, stream.decode())
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +222,7 @@ def test_it_can_be_used_by_keyboard_and_its_address_restores_it(opened, scheme, 
     reads = page.inner_text("#reads")
     page.locator("#reader").press("Home")
     assert page.inner_text("#reads") != reads and page.locator("#words .reader").count() == 1
-    page.wait_for_function("location.hash.includes('reader=0')")
+    page.wait_for_url("**reader=0*")
     hash, shown = page.evaluate("location.hash"), page.inner_text(".numbers")
     assert opened(hash, scheme, width).inner_text(".numbers") == shown
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
