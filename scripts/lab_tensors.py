@@ -1,4 +1,4 @@
-"""Write presets/lab/tensors.safetensors: keys, values and queries of a few heads of both models, which the lab quantizes.
+"""Write presets/lab/tensors.safetensors: keys, values and queries of a few heads of both models, for the lab.
 
 Each model reads the first tokens of one prompt once. Of some layers and KV heads the file keeps, before RoPE, keys and
 values of all tokens and the newest tokens' queries of the KV head's first query head, each channel as its mean, a step

@@ -64,7 +64,7 @@ _TABLE = """
     ui.figures: advice analysis record studies ui.html
     ui.selection: record ui.figures ui.html
     ui.words: analysis record studies ui.figures ui.html ui.selection
-    ui.export: analysis errors record spec store ui.figures ui.html ui.selection ui.service ui.words
+    ui.export: analysis errors presets record spec store ui.figures ui.html ui.selection ui.service ui.words
     ui.service: analysis errors events inspection limits links logs machine mend packed pipeline record settings sizing
         spec store studies training ui.html
     ui.form: decision errors links methods models presets record settings spec training ui.html ui.service

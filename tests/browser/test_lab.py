@@ -36,16 +36,22 @@ GROUPS = [
 ]
 PAPERS = [
     {"format": name, "keys": bits, "values": 2, "group": group, "sink": sink, "recent": recent}
-    for name, (bits, group, sink, recent) in product(("kivi", "innerq"), ((2, 32, 0, 32), (3, 64, 4, 64), (4, 16, 32, 96)))
+    for name, (bits, group, sink, recent) in product(
+        ("kivi", "innerq"), ((2, 32, 0, 32), (3, 64, 4, 64), (4, 16, 32, 96))
+    )
 ]
 BLOCKS = [{"format": name, "rotate": turn} for name, turn in product(("q4_0", "q8_0"), ("none", "hadamard"))]
 TURNED = [
     {**state, "rotate": turn, "center": center, "fold": fold}
     for state in (GROUPS[1], GROUPS[6], PAPERS[0], PAPERS[3])
-    for turn, center, fold in (("hadamard", "mean", "keys"), ("none", "mean_after_rope", "none"), ("none", "none", "keys"))
+    for turn, center, fold in (
+        ("hadamard", "mean", "keys"),
+        ("none", "mean_after_rope", "none"),
+        ("none", "none", "keys"),
+    )
 ]
 STATES = [
-    {**head, **{"rotate": "none", "center": "none", "fold": "none", "sink": 0}, **state}
+    {**head, "rotate": "none", "center": "none", "fold": "none", "sink": 0, **state}
     for head in HEADS
     for state in (*GROUPS, *PAPERS, *BLOCKS, *TURNED, {**GROUPS[1], "values": 16}, {**GROUPS[1], "keys": 16})
 ]
@@ -106,8 +112,8 @@ def same(state: dict, found: dict, kind: str) -> bool:
     if (turn := getattr(codec, "turn", None)) is not None:
         own, codec = turn.turned(own), replace(codec, turn=None)
     exact = torch.equal(seen, own)
-    # what differs was summed in another order, or is a constant in fp16 whose float32 lay next to the middle of two: the
-    # mean's sum and torch's square root are off by a last bit at times
+    # what differs was summed in another order, or is a constant in fp16 whose float32 lay next to the middle of two:
+    # the mean's sum and torch's square root are off by a last bit at times
     constants = how.center != "none" or how.fold != "none"
     assert exact or constants or how.rotate != "none" or turn is not None, (state, kind)
     most = float(x.abs().max())

@@ -1,5 +1,5 @@
-"""The lab: one page on which a browser quantizes real keys and values itself, with the codecs of ui/js/lab. Everything it
-shows is in the page, and nothing is fetched."""
+"""The lab: one page on which a browser quantizes real keys and values itself, with the codecs of ui/js/lab. All it shows
+is in the page, and nothing is fetched."""
 
 import base64
 import hashlib
@@ -76,48 +76,74 @@ def lab() -> str:
 
 def _body() -> str:
     picks = "".join(f'<select id="{name}" aria-label="{name.title()}"></select>' for name in ("model", "layer", "head"))
+    return (
+        '<header><div><h1>The lab</h1><p class="mute">Real keys, values and queries of two models, quantized here, in '
+        f'your browser, by the codecs that runs use.</p></div><div class="picks">{picks}</div></header><main>'
+        "<noscript>The lab computes in your browser: it needs JavaScript.</noscript>"
+        '<nav id="steps" aria-label="Stories"></nav><p id="story"></p>'
+        '<section class="told"><p id="answer" role="status"></p></section>'
+        '<aside id="controls" aria-label="How keys and values are stored"></aside>'
+        f'<div class="shown">{_numbers()}{_keys()}{_power()}{_reading()}'
+        "<section><h2>Run it on the whole model</h2><p>This head is one of many. The lane that stores all of them like "
+        'this, for a comparison:</p><pre id="lane" tabindex="0"></pre><p class="mute" id="fidelity"></p></section>'
+        "</div></main>"
+    )
+
+
+def _numbers() -> str:
     numbers = "".join(
         f'<div><dt>{label}</dt><dd><b id="{name}"></b><small id="{below}"></small></dd></div>'
         for name, label, below in _NUMBERS
     )
-    keys = "".join(
+    stacks = "".join(
+        f'<span>{title}s</span><div><div id="{title.lower()}-bytes"></div></div>'
+        f'<small id="{title.lower()}-bytes-said"></small>'
+        for title in ("Key", "Value")
+    )
+    return (
+        f'<section aria-label="Numbers"><dl class="numbers">{numbers}</dl><div class="stack">{stacks}</div></section>'
+    )
+
+
+def _keys() -> str:
+    maps = "".join(
         f'<figure><figcaption>{title} <small>{said} · <span id="most-{name}"></span></small></figcaption>'
         f"{_canvas(f'map-{name}', title + ': positions to the right, channels down', 0)}</figure>"
         for name, title, said in _KEYS
     )
-    power = "".join(
-        f"<figure><figcaption>{title}</figcaption>"
-        f"{_canvas(f'power-{name}', f'{title}: power of each channel by frequency along positions')}</figure>"
-        for name, title in (("keys", "Keys as computed"), ("error", "Error of what is read"))
-    )
     return (
-        '<header><div><h1>The lab</h1><p class="mute">Real keys, values and queries of two models, quantized here, in '
-        f'your browser, by the codecs that runs use.</p></div><div class="picks">{picks}</div></header><main>'
-        '<noscript>The lab computes in your browser: it needs JavaScript.</noscript><nav id="steps" aria-label="Stories">'
-        '</nav><section class="told"><p id="answer" role="status"></p><p id="story"></p></section>'
-        '<aside id="controls" aria-label="How keys and values are stored"></aside><div class="shown">'
-        f'<section aria-label="Numbers"><dl class="numbers">{numbers}</dl>'
-        '<div class="stack"><span>Keys</span><div><div id="key-bytes"></div></div><small id="key-bytes-said"></small>'
-        '<span>Values</span><div><div id="value-bytes"></div></div><small id="value-bytes-said"></small></div></section>'
-        f'<section class="keys"><h2>Keys</h2>{keys}<p class="mute" id="pointed" aria-live="polite">Positions to the '
+        f'<section class="keys"><h2>Keys</h2>{maps}<p class="mute" id="pointed" aria-live="polite">Positions to the '
         "right, channels down; purple is negative, orange positive, by the square root, on one scale. Point at a key, "
         "or walk with the arrow keys.</p></section>"
-        f'<section><h2>Spectrogram</h2><div class="pair">{power}</div><p class="mute">Frequency along positions to the '
+    )
+
+
+def _power() -> str:
+    maps = "".join(
+        f"<figure><figcaption>{title}</figcaption>"
+        f"{_canvas(f'power-{name}', f'{title}: power of each channel by frequency along positions')}</figure>"
+        for name, title, _ in _KEYS
+        if name != "seen"
+    )
+    return (
+        f'<section><h2>Spectrogram</h2><div class="pair">{maps}</div><p class="mute">Frequency along positions to the '
         "right, 0 to π/2 radians a token; channels down; 70 dB. A constant before RoPE is one line a channel after it, "
         "at the angle RoPE turns that channel by. Rounding errors are noise at all frequencies.</p></section>"
-        '<section><h2>Score error</h2>'
+    )
+
+
+def _reading() -> str:
+    return (
+        "<section><h2>Score error</h2>"
         f"{_canvas('map-scores', 'Score error: positions to the right, the newest 32 tokens down')}"
         '<p class="mute">q·k/√d read back, less computed: positions to the right, the newest 32 tokens down. Colours '
         "end at ±8; softmax multiplies a weight by e to that power.</p></section>"
-        '<section><h2>What attention reads</h2><label class="slider"><span>The token that reads, of the newest 32</span>'
-        '<input type="range" id="reader" min="0" max="31" step="1"></label><p id="reads"></p>'
+        '<section><h2>What attention reads</h2><label class="slider"><span>The token that reads, of the newest 32'
+        '</span><input type="range" id="reader" min="0" max="31" step="1"></label><p id="reads"></p>'
         f"{_canvas('bars', 'Attention over the positions, by its square root')}"
         '<p class="mute">Bars: attention as it is read; line: in full precision; both by the square root. In the text, '
         'orange words gain attention and purple ones lose it.</p><div class="tokens" id="words" tabindex="0" '
         'role="region" aria-label="The prompt"></div></section>'
-        '<section><h2>Run it on the whole model</h2><p>This head is one of many. The lane that stores all of them like '
-        'this, for a comparison:</p><pre id="lane" tabindex="0"></pre><p class="mute" id="fidelity"></p></section>'
-        "</div></main>"
     )
 
 

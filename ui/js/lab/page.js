@@ -7,7 +7,10 @@ import { CONTROLS, address, isBlocks, laneOf, planOf, read, speaks } from "./sta
 const [DIM, BINS, MOST_SCORE] = [64, 65, 8];
 const at = (id) => document.getElementById(id);
 const { models, base, stories, scales } = JSON.parse(at("lab-words").textContent);
-const file = Uint8Array.from(atob(at("lab-tensors").textContent), (byte) => byte.charCodeAt(0)).buffer;
+const letters = atob(at("lab-tensors").textContent);
+const octets = new Uint8Array(letters.length);
+for (let i = 0; i < octets.length; i++) octets[i] = letters.charCodeAt(i);
+const file = octets.buffer;
 const begin = 8 + Number(new DataView(file).getBigUint64(0, true));
 const header = JSON.parse(new TextDecoder().decode(new Uint8Array(file, 8, begin - 8)));
 const tensor = (name) => {
