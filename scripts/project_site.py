@@ -1,4 +1,4 @@
-"""Four runs that ship, and the lab, as static pages for a project's site, without a server: docs/site, by ``make site``.
+"""Four runs that ship, and the lab, as pages for a project's site that need no server: docs/site, by ``make site``.
 
 Each page is what ``python -m kvq_core embed`` writes; index.html shows them in frames.
 """

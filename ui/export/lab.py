@@ -1,5 +1,5 @@
-"""The lab: one page on which a browser quantizes real keys and values itself, with the codecs of ui/js/lab. All it shows
-is in the page, and nothing is fetched."""
+"""The lab: one page on which a browser quantizes real keys and values itself, with the codecs of ui/js/lab. All it
+shows is in the page, and nothing is fetched."""
 
 import base64
 import hashlib
