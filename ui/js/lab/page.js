@@ -120,7 +120,7 @@ const maps = () => {
   say("most-error", `largest ${short(error.reduce((found, value) => Math.max(found, Math.abs(value)), 0))}`);
   const power = spectrum(error, DIM, BINS);
   const range = [head.loudest - 70, head.loudest];
-  decibels(at("power-keys"), BINS, DIM, range, (k, c) => head.power[k * DIM + c]);
+  decibels(at("power-computed"), BINS, DIM, range, (k, c) => head.power[k * DIM + c]);
   decibels(at("power-error"), BINS, DIM, range, (k, c) => power[k * DIM + c]);
   const off = (t, q) => now.scores[q * tokens + t] - exact.scores[q * tokens + t];
   signed(at("map-scores"), tokens, exact.scores.length / tokens, MOST_SCORE, off);
