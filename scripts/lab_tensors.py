@@ -85,7 +85,7 @@ def weights(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 def main() -> int:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     prompt = preset(PROMPT).spec.prompt
-    models, tensors = [], {}
+    models, tensors = list[dict[str, Any]](), dict[str, torch.Tensor]()
     for index, (name, layers) in enumerate(MODELS.items()):
         told, own = of_model(name, layers, prompt)
         models.append(told)
