@@ -1,4 +1,4 @@
-"""Four runs that ship as static pages for a project's site, which need no server: docs/site, by ``make site``.
+"""Four runs that ship, and the lab, as pages for a project's site that need no server: docs/site, by ``make site``.
 
 Each page is what ``python -m kvq_core embed`` writes; index.html shows them in frames.
 """
@@ -12,6 +12,7 @@ sys.path.insert(0, str(ROOT))
 from kvq_core.pipeline.examples import example_ids, packaged_store  # noqa: E402
 from ui.export.card import answer_line  # noqa: E402
 from ui.export.embed import embed  # noqa: E402
+from ui.export.lab import lab  # noqa: E402
 from ui.export.report import style  # noqa: E402
 from ui.html.escape import safe, shorten  # noqa: E402
 
@@ -21,7 +22,7 @@ PAGES = (("first-sight-mended", "kld"), ("five-ideas", "kld"), ("qwen-keys", "ke
 
 def site() -> dict[str, str]:
     """The site's files by name."""
-    store, ids, files, shown = packaged_store(), example_ids(), {}, ""
+    store, ids, files, shown = packaged_store(), example_ids(), {"lab.html": lab()}, ""
     for example, view in PAGES:
         run = ids[example]
         record, arrays = store.load(run)
@@ -36,7 +37,8 @@ def site() -> dict[str, str]:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{style()} {frames}</style></head><body><main><h1>KVQ Explorer</h1><p>One prompt, one real model: its "
         "full-precision KV cache beside quantized ones. Four runs that ship with it; point at a mark, or walk them "
-        f"with the arrow keys.</p>{shown}</main></body></html>"
+        "with the arrow keys.</p><p><a href='lab.html'>The lab</a>: real keys and values, quantized in your browser as "
+        f"you drag.</p>{shown}</main></body></html>"
     )
     return files
 

@@ -60,7 +60,7 @@ _TABLE = """
     ui.figures: advice analysis record studies ui.html
     ui.selection: record ui.figures ui.html
     ui.words: analysis record studies ui.figures ui.html ui.selection
-    ui.export: analysis errors record spec ui.figures ui.html ui.selection ui.service ui.words
+    ui.export: analysis errors presets record spec ui.figures ui.html ui.selection ui.service ui.words
     ui.service: analysis errors inspection limits logs machine mend packed pipeline record settings sizing spec
         studies training ui.html
     ui.form: claims decision errors methods models presets record settings spec training ui.html ui.service

@@ -98,8 +98,8 @@ def step(monkeypatch):
 
 
 def touring(open_page, quick, hold):
-    page = open_page(f"{quick}/?learn=3")
-    page.wait_for_function("document.querySelector('#learn .muted')?.innerText.includes('step 3')")
+    page = open_page(f"{quick}/?learn=4")
+    page.wait_for_function("document.querySelector('#learn .muted')?.innerText.includes('step 4')")
     page.wait_for_function("document.body.dataset.stage == 'results'")
     page.wait_for_selector("#selected [data-at]", state="attached")
     hold.set()

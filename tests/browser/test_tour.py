@@ -8,7 +8,7 @@ import pytest
 from kvq_core.pipeline.examples import packaged_store
 from tests.browser.conftest import visits
 from ui.html.colors import DIVERGING, rgb
-from ui.panels.tour import TOY, shipped_ids, tour
+from ui.panels.tour import LAB, TOY, shipped_ids, tour
 from ui.panels.toy import BITS, keys, said_of, table
 from ui.selection import read_selection, start
 
@@ -71,6 +71,9 @@ def arrived(page, number: int) -> None:
     if step.figure == TOY:
         page.wait_for_selector("#toy[data-state]")
         return
+    if step.figure == LAB:
+        page.wait_for_selector("#learn [data-lab][href=lab]")
+        return
     page.wait_for_function(IN_SIGHT, arg=step.figure)
     page.wait_for_selector(f".slot.ringed #plot-{step.figure}")
     assert page.locator(".ringed").count() == 1
@@ -100,6 +103,8 @@ def test_the_toy_draws_what_the_methods_computed_and_its_action_is_ticked_off(se
     page.locator("#learn-next").click()
     arrived(page, 2)
     assert page.locator(".tour-action.tried").count() == 0
+    page.locator("#learn-next").click()
+    arrived(page, 3)
     page.locator("#legend [data-switch]").first.click()
     page.wait_for_selector(".tour-action.tried")
     page.locator("#learn-close").click()

@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from ui.html.escape import safe
-from ui.panels.tour import TOY, shipped_ids, tour
+from ui.panels.tour import LAB, TOY, shipped_ids, tour
 from ui.panels.toy import toy_html
 from ui.service.services import QUIET, SWIFT, Services
 from ui.views.tabs import OnPage
@@ -49,13 +49,13 @@ def show_step(number: int) -> list[Any]:
     if not 0 <= number < len(steps):
         return [gr.update(visible=False), "", gr.skip(), gr.skip()]
     step = steps[number]
-    played = step.figure == TOY
-    to_figure = "" if played else '<button type="button" class="plain-button" data-show>Show the figure</button>'
+    own = {LAB: '<a href="lab" target="_blank" rel="noopener" data-lab>Open the lab</a>', TOY: ""}
+    to_figure = own.get(step.figure, '<button type="button" class="plain-button" data-show>Show the figure</button>')
     words = (
         f'<div class="tour-step" data-figure="{safe(step.figure)}" data-step="{number}" data-on="{safe(step.on)}">'
         f'<p class="muted">Learn · step {number + 1} of {len(steps)}</p><h3>{safe(step.title)}</h3>'
         f'<p>{safe(step.text)} {to_figure}</p><p class="tour-action"><b>Try it</b> {safe(step.action)}</p>'
-        f"{toy_html() if played else ''}</div>"
+        f"{toy_html() if step.figure == TOY else ''}</div>"
     )
     last = number == len(steps) - 1
     return [

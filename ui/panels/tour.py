@@ -9,7 +9,7 @@ from kvq_core.pipeline.examples import example_ids
 from kvq_core.presets import FOLDER
 
 FILE = FOLDER / "learn" / "tour.toml"
-TOY = "toy"  # the figure of a step that has its own
+TOY, LAB = "toy", "lab"  # figures of steps that have their own
 
 
 class TourStep(BaseModel):
@@ -24,7 +24,7 @@ class TourStep(BaseModel):
     on: str  # what it is done with, as a CSS selector
     example: str
     view: str
-    figure: str  # "toy": that of ui.panels.toy, in the step itself
+    figure: str  # "toy": that of ui.panels.toy, in the step itself; "lab": the page of ui.export.lab
     layer: int | None = None
     head: int | None = None
     token: int | None = None

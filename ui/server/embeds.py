@@ -1,4 +1,4 @@
-"""``/embed?run=...&view=...&at=...&lane=...``: one view of a run alone; ``/card.png?run=...``, its card."""
+"""``/embed?run=...&view=...&at=...&lane=...``: one view of a run alone; ``/card.png?run=...``, its card; ``/lab``."""
 
 from functools import partial
 
@@ -9,6 +9,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from kvq_core.errors import KvqError
 from ui.export.card import answer_line, title
 from ui.export.embed import embed, refusal_page
+from ui.export.lab import lab
 from ui.export.picture import png_card
 from ui.export.selected import read_place
 from ui.service.access import open_to_all
@@ -30,6 +31,10 @@ class Embeds:
             return HTMLResponse(await anyio.to_thread.run_sync(drawn))
         except KvqError as error:
             return HTMLResponse(refusal_page(str(error)), 404)
+
+    async def lab(self, request: Request) -> HTMLResponse:
+        """``/lab``: the page on which a browser quantizes real keys itself."""
+        return HTMLResponse(await anyio.to_thread.run_sync(lab))
 
     async def picture(self, request: Request) -> Response:
         """``/card.png?run=...``: the run's card, for previews of its link; 404 with one line where it is not open."""

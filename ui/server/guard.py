@@ -115,6 +115,7 @@ def app_kwargs(health: Health, embeds: Embeds, early: EarlyOf = lambda run: "") 
             Route("/health", health.answer),
             Route("/embed", embeds.answer),
             Route("/card.png", embeds.picture),
+            Route("/lab", embeds.lab),
         ],
         "middleware": [
             Middleware(Guard),

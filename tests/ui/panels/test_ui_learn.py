@@ -28,7 +28,7 @@ def test_a_step_opens_a_stored_run_in_a_view_that_exists(number):
 
 def test_the_steps_reach_every_method_s_idea():
     words = " ".join(step.title for step in tour())
-    assert len(tour()) == 12 and all(name in words for name in ("KIVI", "SQuat", "SVDq", "CommVQ", "InnerQ", "QAQ"))
+    assert len(tour()) == 13 and all(name in words for name in ("KIVI", "SQuat", "SVDq", "CommVQ", "InnerQ", "QAQ"))
     shown = {lane.method for example in examples().values() for lane in example.spec.lanes}
     assert {"kivi", "squat", "svdq", "commvq", "innerq", "qaq"} <= shown
 
@@ -36,7 +36,7 @@ def test_the_steps_reach_every_method_s_idea():
 def test_the_first_step_has_no_back_and_the_last_says_finish():
     first, last = show_step(0), show_step(len(tour()) - 1)
     assert first[2]["interactive"] is False and first[3]["value"] == "Next" and at_step(0) == {"step": 0}
-    assert last[2]["interactive"] is True and last[3]["value"] == "Finish" and "step 12 of 12" in last[1]
+    assert last[2]["interactive"] is True and last[3]["value"] == "Finish" and "step 13 of 13" in last[1]
     for outside in (-1, len(tour())):
         assert show_step(outside)[0]["visible"] is False and at_step(outside) == CLOSED
 
@@ -46,7 +46,7 @@ def test_the_first_step_has_no_back_and_the_last_says_finish():
     [
         ("1", 0),
         ("10", 9),
-        ("13", 0),
+        ("14", 0),
         ("0", 0),
         ("-3", 0),
         ("x", 0),
