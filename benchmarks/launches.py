@@ -133,9 +133,14 @@ def made_up(x: torch.Tensor) -> torch.Tensor:
 def build(layers: int = LAYERS) -> LoadedModel:
     """A small Llama of random weights: operations depend on the number of layers, not on their size."""
     config = LlamaConfig(
-        hidden_size=128, intermediate_size=128, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=512, max_position_embeddings=4096,
-    )  # fmt: skip
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=512,
+        max_position_embeddings=4096,
+    )
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)
     register()

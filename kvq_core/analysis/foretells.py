@@ -29,4 +29,5 @@ def mean_by_layer(arrays: Arrays, at: int, name: str) -> np.ndarray | None:
 def by_layer(arrays: Arrays, at: int, measure: str = FIRST) -> np.ndarray | None:
     """(layers,) of a measure of lane ``at``; None where it was not captured."""
     found = [mean_by_layer(arrays, at, name) for name in MEASURES[measure][1]]
-    return None if any(part is None for part in found) else np.sum(found, axis=0)
+    known = [part for part in found if part is not None]
+    return np.sum(known, axis=0) if len(known) == len(found) else None

@@ -18,15 +18,7 @@ from kvq_core.claims.board import (
     shipped_boards,
     stored_boards,
 )
-from kvq_core.claims.side_by_side import (
-    FLIPS,
-    NOT_MEASURED,
-    claim_rows,
-    mended_board,
-    of_models,
-    short_title,
-    summary,
-)
+from kvq_core.claims.side_by_side import FLIPS, NOT_MEASURED, claim_rows, mended_board, of_models, short_title, summary
 from kvq_core.claims.tables import boards_json, markdown_table, plain_table, summary_table
 from kvq_core.claims.verdict import spreads, verdict
 from kvq_core.cli.main import main
