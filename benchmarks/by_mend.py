@@ -23,6 +23,22 @@ def mend_part() -> str:
     return "\n".join([table(HEAD, *rows), "", *(f"- {each}" for each in said)])
 
 
+def mended_line() -> str:
+    """The file that llama.cpp gains most from, in a sentence for the README; empty where none was run there."""
+    found = [told for told in (figures("mend") or {}).values() if told["written"] and "engine" in told]
+    if not found:
+        return ""
+    best = max(found, key=lambda told: told["engine"]["kld"]["before"] / told["engine"]["kld"]["after"])
+    own = best["engine"]
+    before, after = (f"{own['kld'][name]:.2g}" for name in ("before", "after"))
+    changed, types = f"{best['changed_bytes'] / 1e6:.1f} MB", best["format"].partition("/")[0]
+    return (
+        f"**A file can be [mended](docs/mend.md).** With {changed} of `{best['file']}` changed, its mean KLD under "
+        f"llama.cpp's own {types} cache falls from {before} to {after} nats ({own['prompts']} prompts, measured in "
+        "llama.cpp)."
+    )
+
+
 def _asked(told: dict[str, Any]) -> str:
     """The context, and whether biases alone were changed: two files of one context differ by that."""
     return f"{told['context']:,}" + (", biases alone" if told["biases"] and not told["folded"] else "")

@@ -23,7 +23,7 @@ from benchmarks.by_format import baselines_part, engine_part, formats_part
 from benchmarks.by_gpu import gpu_part, gpu_summary_part, latency_part, ship
 from benchmarks.by_kernel import kernels_part, slow_part
 from benchmarks.by_lane import lane_costs, lanes_part, prefill_part
-from benchmarks.by_mend import mend_part
+from benchmarks.by_mend import mend_part, mended_line
 from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, maps_part, methods_part, names_part
 from benchmarks.by_page import newcomers_part, visits_part
 from benchmarks.by_policy import advice_part, policies_part
@@ -235,6 +235,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "first-links": first_links_part,
     "method-names": names_part,
     "results": results_part,
+    "mended": mended_line,
     "methods": methods_part,
     "claims": claims_part,
     "board": board_part,
