@@ -26,9 +26,9 @@ import torch
 
 from benchmarks.measured import HERE
 from benchmarks.policies import texts
-from kvq_core.advice.advise import decide
-from kvq_core.advice.decision import DecisionRequest
 from kvq_core.models import load
+from kvq_core.recommend.decision import DecisionRequest
+from kvq_core.recommend.recommend import decide
 from kvq_core.record.store import open_store
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL

@@ -4,7 +4,7 @@ an answer from nothing take."""
 from typing import Any
 
 from benchmarks.measured import figures, table
-from kvq_core.decision.verify import WIN
+from kvq_core.recommend.held_out import WIN
 
 TARGET_MIN = 25  # minutes on two cores
 APART = 1.5  # times that predicted and measured are to differ by at most

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.measured import figures, table
-from kvq_core.decision.correlations import LEVELS
-from kvq_core.decision.predictors import PREDICTORS, SHOWN
+from kvq_core.recommend.predict import LEVELS, PREDICTORS, SHOWN
 from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.studies.agreement import shipped
 

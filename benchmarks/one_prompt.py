@@ -17,12 +17,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from kvq_core.advice.answering import StudyQuestion
-from kvq_core.advice.choice import Option, best_lane
-from kvq_core.advice.decision import DecisionRequest
-from kvq_core.advice.evidence import evidence
-from kvq_core.advice.options import FitPlace
 from kvq_core.claims.side_by_side import short_title
+from kvq_core.recommend.decision import DecisionRequest, StudyQuestion
+from kvq_core.recommend.evidence import Option, best_lane, evidence
+from kvq_core.recommend.options import FitPlace
 from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.studies.agreement import SHIPPED, agreement, subsets, tier_of, tier_said
 from kvq_core.studies.cells import plan

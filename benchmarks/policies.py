@@ -24,13 +24,11 @@ import numpy as np
 import torch
 
 from benchmarks.measured import HERE, figures, keep
-from kvq_core.decision.layer_plans import FP16, Candidate, LayerPlan
-from kvq_core.decision.scores import Sensitivity
-from kvq_core.decision.sensitivity import answer_of, identity, losses, losses_of_some, score_layers
-from kvq_core.decision.uniform_lanes import DeployedLane, deployed_lanes
-from kvq_core.decision.verify import WIN, VerifiedOffer, verification
 from kvq_core.models import LoadedModel, load
 from kvq_core.models.second import SECOND_MODEL
+from kvq_core.recommend.held_out import WIN, DeployedLane, VerifiedOffer, deployed_lanes, verification
+from kvq_core.recommend.layer_plans import FP16, Candidate, LayerPlan
+from kvq_core.recommend.sensitivity import Sensitivity, answer_of, identity, losses, losses_of_some, score_layers
 from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.spec import DEFAULT_MODEL, MAX_LANES, TENSORS, Lane
 from kvq_core.studies.prompts import StudyPrompt

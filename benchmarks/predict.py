@@ -15,8 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measured import HERE, keep
 from kvq_core.claims.side_by_side import short_title
-from kvq_core.decision.correlations import correlations
-from kvq_core.decision.picture import cells_of, look, model_of, work_sentence
+from kvq_core.recommend.predict import cells_of, correlations, look, model_of, work_sentence
 from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.spec import DEFAULT_MODEL, Lane
 from kvq_core.studies.cells import CellPlan, plan

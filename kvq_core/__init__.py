@@ -15,8 +15,6 @@ if importlib.util.find_spec("kvq_kernels") is None:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "kernels"))
 
 if TYPE_CHECKING:
-    from kvq_core.advice.advise import advise
-    from kvq_core.advice.report import Advice
     from kvq_core.errors import KvqError, MethodError, ModelError, SpecError, StoreError
     from kvq_core.inspection import Inspection, inspect_model
     from kvq_core.methods import make
@@ -28,6 +26,8 @@ if TYPE_CHECKING:
     from kvq_core.pipeline.roundtrip import Roundtrip, roundtrip
     from kvq_core.pipeline.solved import parse_spec
     from kvq_core.pipeline.why import measure_why
+    from kvq_core.recommend.constraints import Advice
+    from kvq_core.recommend.recommend import advise
     from kvq_core.record.fields import Record
     from kvq_core.spec import ComparisonSpec, Lane, from_function
     from kvq_core.studies.result import StudyResult
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from kvq_core.studies.study import study
 
 _HOMES = {
-    "advice.advise": ("advise",),
-    "advice.report": ("Advice",),
     "errors": ("KvqError", "MethodError", "ModelError", "SpecError", "StoreError"),
     "inspection": ("Inspection", "inspect_model"),
     "methods": ("make",),
@@ -48,6 +46,8 @@ _HOMES = {
     "pipeline.roundtrip": ("Roundtrip", "roundtrip"),
     "pipeline.solved": ("parse_spec",),
     "pipeline.why": ("measure_why",),
+    "recommend.constraints": ("Advice",),
+    "recommend.recommend": ("advise",),
     "record.fields": ("Record",),
     "spec": ("ComparisonSpec", "Lane", "from_function"),
     "studies.result": ("StudyResult",),

@@ -47,23 +47,22 @@ _TABLE = """
         settings shape shipped sizing spec studies training
     studies: analysis complaints errors limits logs machine models pipeline presets record shipped spec
     servers: engine errors machine methods models pipeline record settings spec studies
-    decision: analysis engines errors machine methods models pipeline presets record settings sizing spec studies
-    advice: analysis complaints decision engines errors inspection methods models pipeline presets record shape
-        sizing spec studies
+    recommend: analysis complaints engines errors inspection machine methods models pipeline presets record settings
+        shape sizing spec studies
     lm_eval: engine errors models spec
     mend: codecs engine errors machine methods models presets servers spec studies
-    cli: advice analysis claims codebooks decision errors inspection machine mend methods models packed pipeline
-        presets record servers settings shape shipped sizing spec studies training
+    cli: analysis claims codebooks errors inspection machine mend methods models packed pipeline presets recommend
+        record servers settings shape shipped sizing spec studies training
     __main__: cli
-    __init__: advice errors inspection methods models packed pipeline record spec studies
+    __init__: errors inspection methods models packed pipeline recommend record spec studies
     ui.html: analysis claims frozen inspection record sizing spec
-    ui.figures: advice analysis record studies ui.html
+    ui.figures: analysis recommend record studies ui.html
     ui.selection: record ui.figures ui.html
     ui.words: analysis record studies ui.figures ui.html ui.selection
     ui.export: analysis errors presets record spec ui.figures ui.html ui.selection ui.service ui.words
     ui.service: analysis errors inspection limits logs machine mend packed pipeline record settings sizing spec
         studies training ui.html
-    ui.form: claims decision errors methods models presets record settings spec training ui.html ui.service
+    ui.form: claims errors methods models presets recommend record settings spec training ui.html ui.service
     ui.server: errors logs machine models packed pipeline record settings shipped spec ui.export ui.service
     ui.views: analysis engines errors methods record spec ui.figures ui.form ui.html ui.selection ui.service
         ui.words
@@ -71,9 +70,9 @@ _TABLE = """
         settings spec training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
     ui.study: errors limits logs machine models presets record settings spec studies ui.figures ui.form ui.html
         ui.panels ui.service ui.views ui.words
-    ui.decide: advice analysis decision engines errors inspection limits logs models settings sizing spec studies
+    ui.decide: analysis engines errors inspection limits logs models recommend settings sizing spec studies
         ui.figures ui.html ui.panels ui.service ui.study ui.views
-    ui.api: advice analysis claims errors inspection methods models pipeline presets record sizing spec studies
+    ui.api: analysis claims errors inspection methods models pipeline presets recommend record sizing spec studies
         ui.decide ui.service ui.study ui.words
     ui.layout: errors ui.api ui.decide ui.figures ui.form ui.html ui.panels ui.server ui.service ui.study ui.views
     ui.__init__:
@@ -85,7 +84,6 @@ ROOMS = {
 # of rooms that are open to the page in part, the modules it sees
 OPEN_TO_THE_PAGE = {
     "claims": {"board", "latency", "shares", "side_by_side"},
-    "decision": {"engine_flags", "layer_plans", "scores", "verify"},
     "inspection": {"fits", "look", "report", "rules"},
     "packed": {"gpus", "lanes", "slow"},
     "pipeline": {"added", "estimate", "examples", "layer_look", "roundtrip", "solved", "timings", "why"},

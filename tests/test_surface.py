@@ -34,8 +34,8 @@ SURFACE = {
         "flags": "str | None",
         "agreement": "float | None",
         "reasons": "tuple[str, ...]",
-        "front": "tuple[kvq_core.advice.report.LaneCandidate, ...]",
-        "worst": "tuple[kvq_core.advice.report.Worst, ...]",
+        "front": "tuple[kvq_core.recommend.constraints.LaneCandidate, ...]",
+        "worst": "tuple[kvq_core.recommend.constraints.Worst, ...]",
         "warnings": "tuple[str, ...]",
         "untested": "tuple[str, ...]",
         "helps": "tuple[str, ...]",
@@ -49,7 +49,7 @@ SURFACE = {
         "engine": "str | None",
         "version": "str | None",
         "batched_tokens": "int | None = None",
-        "weights": "kvq_core.advice.report.WeightsFile",
+        "weights": "kvq_core.recommend.constraints.WeightsFile",
         "plain_bytes": "int",
         "plain_fits": "bool | None",
         "unflagged": "str | None = None",
@@ -170,7 +170,7 @@ SURFACE = {
         "cache: str | None = None, bits: float | None = None, context: int = 8192, batch: int = 1, tolerance: str | "
         "float = 'close', engine: str | None = None, weights: collections.abc.Sequence[pathlib.Path] = (), store: "
         "kvq_core.record.store.Store | None = None, progress: collections.abc.Callable[[str, int, int], None] | None "
-        "= None, workers: int | None = 1) -> kvq_core.advice.report.Advice"
+        "= None, workers: int | None = 1) -> kvq_core.recommend.constraints.Advice"
     ),
     "from_function": (
         "(function: collections.abc.Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]], "

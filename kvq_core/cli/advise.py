@@ -13,7 +13,7 @@ from kvq_core.cli.study import PAGE, WORKERS, StudyBar, count
 from kvq_core.errors import SpecError, StoreError
 
 if TYPE_CHECKING:
-    from kvq_core.advice.decision import Decision
+    from kvq_core.recommend.decision import Decision
 
 EXAMPLES = (
     "python -m kvq_core advise --study 0123456789abcdef --memory 24GB --context 32768 --batch 8 --engine vllm\n"
@@ -71,9 +71,9 @@ def advise(arguments: argparse.Namespace) -> None:
 
 def _found(arguments: argparse.Namespace, progress: StudyBar) -> "tuple[Decision, str | None]":
     """The decision, and its id in the store, None where the store does not take it."""
-    from kvq_core.advice.advise import decide
-    from kvq_core.advice.decision import DecisionRequest, keep_decision
     from kvq_core.cli.layers import read_prompts
+    from kvq_core.recommend.decision import DecisionRequest, keep_decision
+    from kvq_core.recommend.recommend import decide
     from kvq_core.record.store import open_store
 
     asked = DecisionRequest.of(**{name: getattr(arguments, name) for name in ASKED})
@@ -88,16 +88,16 @@ def _found(arguments: argparse.Namespace, progress: StudyBar) -> "tuple[Decision
 
 
 def _write(found: "Decision", file: Path, page: str, id: str | None) -> None:
-    from kvq_core.advice.html import as_html
-    from kvq_core.advice.markdown import as_markdown
     from kvq_core.machine import files
+    from kvq_core.recommend.html import as_html
+    from kvq_core.recommend.markdown import as_markdown
 
     make = as_markdown if file.suffix == ".md" else as_html
     files.write(file, make(found.advice, found.grounds, page, id).encode())
 
 
 def _described(decision: "Decision", id: str | None, page: str) -> str:
-    from kvq_core.advice.markdown import HEADER, address, cells, sections
+    from kvq_core.recommend.markdown import HEADER, address, cells, sections
 
     found = decision.advice
     parts = [[found.answer], [found.flags or found.unflagged or ""], [*found.reasons, found.separates or ""]]

@@ -12,10 +12,9 @@ from kvq_core.cli.output import as_json, columns
 from kvq_core.errors import SpecError
 
 if TYPE_CHECKING:
-    from kvq_core.decision.scores import Score
-    from kvq_core.decision.sensitivity import ScoringProgress
-    from kvq_core.decision.verify import MeasuredLane, MeasuredPolicy
     from kvq_core.models import LoadedModel
+    from kvq_core.recommend.held_out import MeasuredLane, MeasuredPolicy
+    from kvq_core.recommend.sensitivity import Score, ScoringProgress
     from kvq_core.studies.prompts import StudyPrompt
 
 Result = TypeVar("Result")
@@ -81,8 +80,8 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _score(arguments: argparse.Namespace) -> None:
-    from kvq_core.decision.layer_plans import Candidate
-    from kvq_core.decision.sensitivity import score_layers
+    from kvq_core.recommend.layer_plans import Candidate
+    from kvq_core.recommend.sensitivity import score_layers
     from kvq_core.spec import DEFAULT_MODEL
 
     prompts, candidates = read_prompts(arguments.prompts), [Candidate.parse(each) for each in arguments.format]
@@ -97,10 +96,9 @@ def _score(arguments: argparse.Namespace) -> None:
 
 
 def _solve(arguments: argparse.Namespace) -> None:
-    from kvq_core.decision.scores import load_scores
-    from kvq_core.decision.sensitivity import check_model
-    from kvq_core.decision.spaces import engine_title
-    from kvq_core.decision.verify import verify
+    from kvq_core.recommend.engine_limits import engine_title
+    from kvq_core.recommend.held_out import verify
+    from kvq_core.recommend.sensitivity import check_model, load_scores
 
     scores, prompts = load_scores(arguments.solve), read_prompts(arguments.check_prompts)
     if arguments.engine is not None:
@@ -113,11 +111,10 @@ def _solve(arguments: argparse.Namespace) -> None:
 
 
 def _front(arguments: argparse.Namespace) -> None:
-    from kvq_core.decision.fronts import fronts
-    from kvq_core.decision.layer_plans import Candidate
-    from kvq_core.decision.scores import load_scores
-    from kvq_core.decision.sensitivity import check_model
     from kvq_core.models import outline
+    from kvq_core.recommend.fronts import fronts
+    from kvq_core.recommend.layer_plans import Candidate
+    from kvq_core.recommend.sensitivity import check_model, load_scores
 
     scores = load_scores(arguments.front)
     with redirect_stdout(sys.stderr):
@@ -151,7 +148,7 @@ def _loaded(id: str, bar: Bar) -> "LoadedModel":
 
 
 def _last(events: "Iterator[ScoringProgress | Result]", bar: Bar, doing: str) -> "Result":
-    from kvq_core.decision.sensitivity import ScoringProgress
+    from kvq_core.recommend.sensitivity import ScoringProgress
 
     for event in events:
         if not isinstance(event, ScoringProgress):

@@ -28,8 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) ->
 def predict(arguments: argparse.Namespace) -> None:
     """Look at every prompt that was not looked at before, and correlate."""
     arguments.quiet()
-    from kvq_core.decision.correlations import correlations
-    from kvq_core.decision.picture import cells_of, kept, look, model_of, work_sentence
+    from kvq_core.recommend.predict import cells_of, correlations, kept, look, model_of, work_sentence
 
     with redirect_stdout(sys.stderr), StudyBar() as progress:
         cells = cells_of(_planned(arguments.study), arguments.model)

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 import gradio as gr
 
-from kvq_core.advice.advise import advise as advised
-from kvq_core.advice.deciding import study_for
-from kvq_core.advice.decision import Decision, DecisionRequest, stored_decision
 from kvq_core.errors import KvqError, ModelError, SpecError, excerpt
 from kvq_core.inspection.fits import fit_here
 from kvq_core.models import available_models
+from kvq_core.recommend.decision import Decision, DecisionRequest, stored_decision
+from kvq_core.recommend.recommend import advise as advised
+from kvq_core.recommend.recommend import study_for
 from kvq_core.sizing.fit import Fit, FitRequest, memory_of
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.studies.spec import parse_study

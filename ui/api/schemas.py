@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Union, get
 
 from pydantic import BaseModel
 
-from kvq_core.advice.report import Advice
 from kvq_core.methods import Knob
 from kvq_core.pipeline.estimate import LaneEstimate
+from kvq_core.recommend.constraints import Advice
 from kvq_core.record.fields import Record
 from kvq_core.spec import ComparisonSpec, Lane
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from kvq_core.advice.choice import RESAMPLES
-from kvq_core.advice.decision import Decision
-from kvq_core.advice.report import Advice, LaneCandidate
-from kvq_core.advice.sentences import whole_percent
 from kvq_core.analysis.scored import CONFIDENCE
 from kvq_core.models import available_models
+from kvq_core.recommend.constraints import Advice, LaneCandidate
+from kvq_core.recommend.decision import Decision
+from kvq_core.recommend.evidence import RESAMPLES
+from kvq_core.recommend.sentences import whole_percent
 from ui.html.copying import copy_box
 from ui.html.escape import prose, safe
 from ui.html.numbers import ABSENT, percent, plural, significant, size

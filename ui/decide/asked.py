@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvq_core.advice.deciding import BUNDLES, study_for
-from kvq_core.advice.decision import DecisionRequest
-from kvq_core.advice.policy import ScoringBudget
 from kvq_core.errors import KvqError, SpecError
 from kvq_core.limits import limits
+from kvq_core.recommend.decision import DecisionRequest
+from kvq_core.recommend.policies import ScoringBudget
+from kvq_core.recommend.recommend import BUNDLES, study_for
 from kvq_core.settings import settings
 from kvq_core.spec import MAX_LANES
 from kvq_core.studies.spec import StudySpec

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from kvq_core.advice.decision import Decision
-from kvq_core.advice.report import Advice
 from kvq_core.errors import KvqError
+from kvq_core.recommend.constraints import Advice
+from kvq_core.recommend.decision import Decision
 from kvq_core.spec import ComparisonSpec
 from kvq_core.spec.links import encode
 from kvq_core.studies.prompts import StudyPrompt

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import gradio as gr
 
-from kvq_core.advice.decision import Decision
-from kvq_core.decision.layer_plans import Candidate
-from kvq_core.decision.scores import Score
 from kvq_core.errors import KvqError
+from kvq_core.recommend.decision import Decision
+from kvq_core.recommend.layer_plans import Candidate
+from kvq_core.recommend.sensitivity import Score
 from kvq_core.spec import ComparisonSpec
 from kvq_core.spec.links import encode
 from kvq_core.studies.result import StudyResult

@@ -1,9 +1,9 @@
 """What a decision rests on, below it: the map of layers, policies beside simpler lanes, and what fits."""
 
-from kvq_core.advice.decision import Decision
-from kvq_core.advice.grounds import Compared, Grounds, PolicyGrounds
-from kvq_core.advice.report import Advice
-from kvq_core.decision.verify import WIN
+from kvq_core.recommend.constraints import Advice
+from kvq_core.recommend.decision import Decision
+from kvq_core.recommend.held_out import WIN
+from kvq_core.recommend.policies import Compared, Grounds, PolicyGrounds
 from kvq_core.sizing.fit import MEMORIES
 from kvq_core.sizing.reserve import allowance
 from ui.decide.layer_map import map_html

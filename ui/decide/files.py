@@ -3,9 +3,9 @@
 import hashlib
 from collections.abc import Callable
 
-from kvq_core.advice.decision import Decision
-from kvq_core.advice.html import as_html
-from kvq_core.advice.markdown import as_markdown
+from kvq_core.recommend.decision import Decision
+from kvq_core.recommend.html import as_html
+from kvq_core.recommend.markdown import as_markdown
 from kvq_core.settings import settings
 from ui.decide.answer import with_links
 

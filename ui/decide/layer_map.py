@@ -2,9 +2,8 @@
 
 import math
 
-from kvq_core.advice.grounds import Grounds, LayerSigns
-from kvq_core.advice.predicts import SIGNS, predicts
-from kvq_core.decision.scores import Score
+from kvq_core.recommend.policies import SIGNS, Grounds, LayerSigns, predicts
+from kvq_core.recommend.sensitivity import Score
 from ui.html.escape import SHADES, safe
 from ui.html.numbers import plural, significant
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.advice.decision import Decision, DecisionRequest, stored_decision
 from kvq_core.errors import KvqError
+from kvq_core.recommend.decision import Decision, DecisionRequest, stored_decision
 from ui.decide.asked import ANY, BITS, CACHE, LEAST, MEMORY, STUDY, DecideForm
 from ui.decide.cell import cell_html, picked_score
 from ui.decide.form import DecidePanel, choices, create_form, fits_of, form_of, wire_form

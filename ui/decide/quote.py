@@ -3,12 +3,11 @@
 from contextlib import suppress
 from dataclasses import dataclass
 
-from kvq_core.advice.answering import one_model
-from kvq_core.advice.decision import DecisionRequest
-from kvq_core.advice.forecast import DecisionForecast, forecast
-from kvq_core.advice.policy import ScoringBudget
 from kvq_core.analysis.choice import RECOMMENDED_FROM
 from kvq_core.errors import LimitError, SpecError, StoreError
+from kvq_core.recommend.decision import DecisionRequest, one_model
+from kvq_core.recommend.policies import ScoringBudget
+from kvq_core.recommend.recommend import DecisionForecast, forecast
 from kvq_core.studies.example import adopt, packaged_ids
 from kvq_core.studies.result import StudyResult
 from kvq_core.studies.spec import StudySpec

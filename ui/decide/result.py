@@ -6,7 +6,7 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.advice.decision import Decision
+from kvq_core.recommend.decision import Decision
 from kvq_core.settings import settings
 from ui.decide.answer import answer_html, lanes_html, untested_html, worst_html
 from ui.decide.beside import beside_html

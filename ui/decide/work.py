@@ -7,11 +7,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
-from kvq_core.advice.deciding import DecisionMaker
-from kvq_core.advice.decision import Decision, DecisionRequest, keep_decision
-from kvq_core.advice.policy import ScoringBudget
 from kvq_core.errors import KvqError, StoreError
 from kvq_core.logs import log_error
+from kvq_core.recommend.decision import Decision, DecisionRequest, keep_decision
+from kvq_core.recommend.policies import ScoringBudget
+from kvq_core.recommend.recommend import DecisionMaker
 from kvq_core.settings import settings
 from kvq_core.studies.cells import CellPlan
 from kvq_core.studies.executors import CellWork, Outcome

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from kvq_core.advice.grounds import Grounds
-from kvq_core.advice.report import Advice, LaneCandidate
 from kvq_core.analysis.verdict import TIERS
+from kvq_core.recommend.constraints import Advice, LaneCandidate
+from kvq_core.recommend.policies import Grounds
 from ui.figures.base import INK, canvas, label_figure
 from ui.figures.forest import log_axis
 from ui.html.colors import ACCENT, BERRY, BRONZE, MARK, MOSS, NOISE, REFERENCE

@@ -7,11 +7,11 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.decision.engine_flags import lane_of_flags, passed_over
 from kvq_core.errors import KvqError
 from kvq_core.methods import methods
 from kvq_core.models import layers_of
 from kvq_core.presets import BUNDLES, with_bundle
+from kvq_core.recommend.engine_flags import lane_of_flags, passed_over
 from kvq_core.spec import MAX_LANES, ComparisonSpec
 from ui.form.controls import places
 from ui.form.editor import KNOB, RULES, apply_edits, complaint, editor

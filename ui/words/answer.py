@@ -1,6 +1,6 @@
 """The run's answer in words: what one prompt showed of all its lanes, and what the least harmful one takes.
 
-What to deploy is no answer of one prompt: that takes a study, see kvq_core.advice.
+What to deploy is no answer of one prompt: that takes a study, see kvq_core.recommend.
 """
 
 from dataclasses import dataclass

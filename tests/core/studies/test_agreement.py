@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from benchmarks import by_study, one_prompt
-from kvq_core.advice.choice import Option
-from kvq_core.advice.decision import DecisionRequest
 from kvq_core.analysis.verdict import MIN_SCORED, Placed
+from kvq_core.recommend.decision import DecisionRequest
+from kvq_core.recommend.evidence import Option
 from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.studies import agreement as module
 from kvq_core.studies.agreement import agreement, line_of, shipped, subsets, tier_of, tier_said

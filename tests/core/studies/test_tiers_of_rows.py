@@ -8,9 +8,9 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from kvq_core.advice.ask import Tolerance
-from kvq_core.advice.evidence import evidence
 from kvq_core.analysis.verdict import MIN_SCORED, P99_FROM, TIERS, Figures, most_flips, rule, tier, verdict
+from kvq_core.recommend.constraints import Tolerance
+from kvq_core.recommend.evidence import evidence
 from kvq_core.record.events import Finished
 from kvq_core.record.store import open_store
 from kvq_core.studies import rows as rows_module

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from tests.core.advice.test_advice import asked, noisy, option, rows
+from tests.core.recommend.test_advice import asked, noisy, option, rows
 from tests.support.api_server import SMALL, refusal
 from tests.support.study_models import prompt, write_model
 
@@ -41,7 +41,7 @@ def test_a_study_streams_and_is_there_by_its_id(client):
 
 @pytest.mark.slow
 def test_a_decision_streams_and_is_there_by_its_id(client, tmp_path, monkeypatch):
-    monkeypatch.setattr("kvq_core.advice.deciding.NEW_TOKENS", 3)
+    monkeypatch.setattr("kvq_core.recommend.recommend.NEW_TOKENS", 3)
     model = str(write_model(tmp_path / "tiny"))
     asked = {"model": model, "prompts": {"texts": [prompt(at) for at in range(12)]}, "context": 200}
     asked |= {"engine": "llama.cpp", "tolerance": "100"}

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from kvq_core.advice.decision import Decision, DecisionRequest, stored_decision
-from kvq_core.advice.grounds import Grounds, LaneFit
-from kvq_core.decision import scores, sensitivity
-from kvq_core.decision.scores import Score
 from kvq_core.errors import KvqError, StoreError
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.estimate import estimate
 from kvq_core.presets import bundle_lanes
 from kvq_core.presets.bundles import BUNDLES
+from kvq_core.recommend import sensitivity
+from kvq_core.recommend.decision import Decision, DecisionRequest, stored_decision
+from kvq_core.recommend.policies import Grounds, LaneFit
+from kvq_core.recommend.sensitivity import Score
 from kvq_core.record.store import open_store
 from kvq_core.spec.links import decode
-from tests.core.advice.test_advice import asked, noisy, option, rows
-from tests.core.advice.test_decision import scored
+from tests.core.recommend.test_advice import asked, noisy, option, rows
+from tests.core.recommend.test_decision import scored
 from tests.support.gated_runs import until
 from tests.support.study_models import prompt, write_model
 from ui.decide.answer import answer_html, lanes_html
@@ -51,10 +51,10 @@ def _short(tmp_path_factory):
     lanes = [lane for lane in bundle_lanes("deploy-llama-cpp") if lane["method"] in ("q8_0", "q4_0")]
     folder = tmp_path_factory.mktemp("scores")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvq_core.advice.deciding.NEW_TOKENS", 6)
+        patch.setattr("kvq_core.recommend.recommend.NEW_TOKENS", 6)
         patch.setitem(BUNDLES, "deploy-llama-cpp", replace(BUNDLES["deploy-llama-cpp"], lanes=lambda: lanes))
         patch.setattr(sensitivity, "POSITIONS", 4)
-        patch.setattr(scores, "file_of", lambda id: folder / f"{id}.json")
+        patch.setattr(sensitivity, "file_of", lambda id: folder / f"{id}.json")
         yield
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from kvq_core.advice.decision import Decision, DecisionRequest
-from kvq_core.advice.grounds import Grounds, LaneFit, LayerSigns
-from tests.core.advice.test_advice import asked, noisy, option, rows
-from tests.core.advice.test_decision import scored
+from kvq_core.recommend.decision import Decision, DecisionRequest
+from kvq_core.recommend.policies import Grounds, LaneFit, LayerSigns
+from tests.core.recommend.test_advice import asked, noisy, option, rows
+from tests.core.recommend.test_decision import scored
 from ui.decide.evidence import fits_html, layers_html
 
 
