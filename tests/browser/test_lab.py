@@ -101,7 +101,7 @@ def same(state: dict, found: dict, kind: str) -> bool:
         assert torch.equal(array(part["read"]).view_as(x), x.half().float())
         return True
     method = make(lane["method"], **lane["knobs"])
-    how = Transforms(lane.get("center", "none"), lane.get("fold", "none"), lane.get("rotate", "none"))
+    how = Transforms(**{name: lane[name] for name in ("center", "fold", "rotate") if name in lane})
     fit = MethodFit.of(method, how, (state["layer"],), source)
     codec = fit.fitted[0].key if kind == "keys" else fit.fitted[0].value
     center, fold = (fit.centers[0], fit.folds[0]) if kind == "keys" else (None, None)

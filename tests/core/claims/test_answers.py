@@ -8,6 +8,8 @@ from kvq_core.claims.criteria import Claim, papers, setting
 from kvq_core.claims.measure import judge
 from kvq_core.claims.measures import Context
 from kvq_core.claims.shares import recall_maps, share_words
+from kvq_core.models import load
+from kvq_core.spec import DEFAULT_MODEL
 from tests.support.tiny_models import tiny
 
 LANES = {"exact": {"method": "fp16"}}
@@ -18,8 +20,9 @@ def case(name: str, n: int = 3, **options):
 
 
 @pytest.mark.slow
+@pytest.mark.real_model
 def test_an_fp16_lane_answers_as_full_precision_does(monkeypatch):
-    model, texts = tiny("llama"), []
+    model, texts = tiny("llama", tokenizer=load(DEFAULT_MODEL).tokenizer), []  # it has a chat template
     monkeypatch.setattr("kvq_core.claims.answers.judge", lambda _, answer, text: texts.append(text) or len(texts) < 3)
     measure = Answers.model_validate({"lanes": LANES, "cases_of": [case("short", n=2)]})
     found = measure.cases(Context(model))

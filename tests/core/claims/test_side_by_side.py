@@ -18,14 +18,15 @@ from kvq_core.claims.board import (
     shipped_boards,
     stored_boards,
 )
+from kvq_core.claims.latency import stored_latency
 from kvq_core.claims.side_by_side import FLIPS, NOT_MEASURED, claim_rows, mended_board, of_models, short_title, summary
-from kvq_core.claims.tables import boards_json, markdown_table, plain_table, summary_table
+from kvq_core.claims.tables import boards_json, markdown_table, plain_latency, plain_table, summary_table
 from kvq_core.claims.verdict import spreads, verdict
 from kvq_core.cli.main import main
 from kvq_core.errors import StoreError
 from kvq_core.models.gguf.published import SECOND_MODEL, TITLE
 from kvq_core.spec import DEFAULT_MODEL
-from ui.html.claims_table import claims_summary, claims_table
+from ui.html.claims_table import claims_summary, claims_table, latency_claims
 from ui.panels.claims import _shown
 
 HOLDS, FAILS, UNTESTED = "holds", "does not hold here", "cannot be tested here"
@@ -189,7 +190,8 @@ def test_titles_of_models_are_escaped(boards):
 @pytest.mark.slow
 def test_the_panel_shows_what_is_stored(tmp_path, monkeypatch):
     monkeypatch.setenv("KVQ_HOME", str(tmp_path))
-    assert _shown() == claims_summary(shipped_boards()) + claims_table(shipped_boards())
+    timed = latency_claims(stored_latency().boards)
+    assert _shown() == claims_summary(shipped_boards()) + claims_table(shipped_boards()) + timed
     board_file(DEFAULT_MODEL).parent.mkdir()
     board_file(DEFAULT_MODEL).write_text("{}")
     assert "measure it again" in _shown()
@@ -283,7 +285,8 @@ def test_the_stored_boards_are_printed_side_by_side(capsys, tmp_path, monkeypatc
         assert main(["claims", *arguments]) == 0
         return capsys.readouterr().out
 
-    assert printed("--stored") == plain_table(both) + "\n" and printed("--markdown") == markdown_table(both) + "\n"
+    assert printed("--stored") == f"{plain_table(both)}\n\n{plain_latency(stored_latency().boards)}\n"
+    assert printed("--markdown").startswith(markdown_table(both))
     found = json.loads(printed("--stored", "--json"))
     assert [Board.model_validate(board) for board in found["boards"]] == both
     assert found["flips"] == [row.claim.id for row in claim_rows(both) if row.flips]

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.architectures import tiny_of
-from kvq_core.cli.fit import fit_of_loaded
 from kvq_core.cli.inspect import describe
 from kvq_core.inspection import inspect_model
 from kvq_core.inspection.figures import QUERIES, effective_rank
-from kvq_core.inspection.fits import PLANNED, fit_here
+from kvq_core.inspection.fits import PLANNED, fit_here, fit_of_loaded
 from kvq_core.inspection.formats import formats_of
 from kvq_core.inspection.look import NOT_LOOKED, TOKENS, Look
 from kvq_core.inspection.report import spans

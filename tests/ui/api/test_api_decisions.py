@@ -17,7 +17,7 @@ def test_advice_is_answered_as_json_with_what_was_asked(client, monkeypatch):
     assert told == found.model_dump(mode="json") and told["label"] == "small"
     assert isinstance(given.pop("store").root, str)
     shape = {"context": 4096, "batch": 2, "memory": "24GB"}
-    assert given == {"study": "a" * 16, **shape, "tolerance": "marginal", "engine": "vllm"}
+    assert given == {"study": "a" * 16, **shape, "tolerance": "marginal", "engine": "vllm", "batched_tokens": None}
 
 
 @pytest.mark.real_model
