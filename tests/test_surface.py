@@ -170,7 +170,7 @@ SURFACE = {
         "cache: str | None = None, bits: float | None = None, context: int = 8192, batch: int = 1, tolerance: str | "
         "float = 'close', engine: str | None = None, weights: collections.abc.Sequence[pathlib.Path] = (), store: "
         "kvq_core.record.store.Store | None = None, progress: collections.abc.Callable[[str, int, int], None] | None "
-        "= None, workers: int | None = 1) -> kvq_core.recommend.constraints.Advice"
+        "= None, workers: int | None = 1, batched_tokens: int | None = None) -> kvq_core.recommend.constraints.Advice"
     ),
     "from_function": (
         "(function: collections.abc.Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]], "

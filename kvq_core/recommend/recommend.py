@@ -188,18 +188,19 @@ def advise(
     store: Store | None = None,
     progress: Progress | None = None,
     workers: int | None = 1,
+    batched_tokens: int | None = None,
 ) -> Advice:
     """Which lane to deploy. ``study``: one that was run, or its id; else the engine's formats are run on ``prompts``
     (and, where the model has layers at risk or no lane will do, a policy of layers), which goes on where it stopped.
 
     ``memory``, of weights and cache together, or ``cache``, of the cache alone, such as ``24GB``; or ``bits`` of an
     element. ``tolerance``: a tier, a mean KLD in nats, or ``task:`` and a share. ``weights``: files to choose from
-    under a memory. ``workers``: processes that run prompts; None: one a core, as many as memory allows. Raises
-    SpecError for what cannot be, and what a study raises.
+    under a memory. ``workers``: processes that run prompts; None: one a core, as many as memory allows.
+    ``batched_tokens``: new tokens that vLLM reads at once; None: as it takes by card. Raises SpecError for what cannot
+    be, and what a study raises.
     """
-    asked = DecisionRequest.of(
-        memory=memory, cache=cache, bits=bits, context=context, batch=batch, tolerance=tolerance, engine=engine
-    )
+    room = {"memory": memory, "cache": cache, "bits": bits, "context": context, "batch": batch}
+    asked = DecisionRequest.of(**room, tolerance=tolerance, engine=engine, batched_tokens=batched_tokens)
     return decide(
         asked,
         study=study,
