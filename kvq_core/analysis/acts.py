@@ -169,7 +169,9 @@ def _of_keys(arrays: Arrays, lane: Lane, place: LookedPlace) -> Iterator[Offer]:
         why = f"the keys of layer {place.layer} carry a constant {constant:.0f} times as large as what differs in them"
     rules = [_changed(rule, center="mean") for rule in lane.every_rule]
     yield "center", "Centre the keys", why, "centred", rules
-    if constant_layers(arrays) and array(arrays, "pairs/key_bias") is not None:
+    # constants cost nothing where keys have a scale for each channel, along the tokens
+    gains = any(rule.quantizes("keys") and methods()[rule.method].scales[0] != "tokens" for rule in lane.every_rule)
+    if gains and constant_layers(arrays) and array(arrays, "pairs/key_bias") is not None:
         rules = [_changed(_changed(rule, center="slow"), fold="keys") for rule in lane.every_rule]
         why = "slow biases left out, scales folded; Mend this model, in the look at it, makes it a file"
         yield "mended", "What a mended file would do", why, "mended", rules

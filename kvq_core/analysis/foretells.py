@@ -1,6 +1,6 @@
 """Measures of where a lane's damage is, and the one that is shown and sorted by first: which foretold best what the
-layers of a lane cost alone, in the worse of the models measured. ``benchmarks/predict.py`` measures it, docs/numbers.md
-has the table, and a test holds FIRST to it.
+layers of a lane cost alone, in the worse of the models measured (so far the bundled one alone).
+``benchmarks/predict.py`` measures it, docs/numbers.md has the table, and a test holds FIRST to it.
 """
 
 import numpy as np

@@ -26,7 +26,7 @@ def test_what_is_offered_changes_one_thing_at_the_place_alone(run):
     record, arrays = run
     own = lane_of(record, 0)
     found = named(acts(record, arrays, 0, PLACE))
-    assert set(found) - {"layer-other"} == {"layer-fp16", "layer-wide", "span", "sinks", "center", "mended"}
+    assert set(found) - {"layer-other"} == {"layer-fp16", "layer-wide", "span", "sinks", "center"}
     first, *rest = found["layer-fp16"].lane.every_rule
     assert (first.method, first.layers, tuple(rest)) == ("fp16", (5,), own.every_rule)
     first, *rest = found["layer-wide"].lane.every_rule
@@ -47,8 +47,9 @@ def test_what_a_mended_file_would_do_is_offered_where_biased_keys_carry_constant
     own = {**arrays, "mean/key_pre": mean, "centred/key_pre": rest}
     if not bias:
         own.pop("pairs/key_bias")
-    found = named(acts(record, own, 0, PLACE))
+    found = named(acts(record, own, 2, PLACE))
     assert ("mended" in found) == offered
+    assert "mended" not in named(acts(record, own, 0, PLACE))  # KIVI's scales are by channel: nothing is gained
     if offered:
         rule = found["mended"].lane.rule
         assert (rule.center, rule.fold) == ("slow", "keys")
@@ -60,7 +61,7 @@ def test_nothing_is_offered_in_a_layer_with_a_window(run):
     kinds = [kind.model_dump() for kind in shape_of(record).kinds]
     kinds[5] |= {"kind": "sliding", "window": 64}
     windowed = record.model_copy(update={"environment": record.environment.model_copy(update={"kinds": kinds})})
-    assert set(named(acts(windowed, arrays, 0, PLACE))) == {"span", "sinks", "center", "mended"}
+    assert set(named(acts(windowed, arrays, 0, PLACE))) == {"span", "sinks", "center"}
     assert "layer-fp16" in named(acts(windowed, arrays, 0, LookedPlace(layer=4, head=4, kv_head=1)))
 
 
