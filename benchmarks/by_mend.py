@@ -35,8 +35,15 @@ def mended_line() -> str:
     return (
         f"**A file can be [mended](docs/mend.md).** With {changed} of `{best['file']}` changed, its mean KLD under "
         f"llama.cpp's own {types} cache falls from {before} to {after} nats ({own['prompts']} prompts, measured in "
-        "llama.cpp)."
+        f"llama.cpp), at up to {best['context']:,} tokens. It gained most of the files measured{_unwritten()}."
     )
+
+
+def _unwritten() -> str:
+    """Files for which mending writes nothing in any format, named beside the one that gains most."""
+    found = list((figures("mend") or {}).values())
+    none = {told["file"] for told in found} - {told["file"] for told in found if told["written"]}
+    return "".join(f"; `{file}` gained nothing" for file in sorted(none))
 
 
 def _asked(told: dict[str, Any]) -> str:
