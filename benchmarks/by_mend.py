@@ -35,7 +35,8 @@ def mended_line() -> str:
     return (
         f"**A file can be [mended](docs/mend.md).** With {changed} of `{best['file']}` changed, its mean KLD under "
         f"llama.cpp's own {types} cache falls from {before} to {after} nats ({own['prompts']} prompts, measured in "
-        f"llama.cpp), at up to {best['context']:,} tokens. It gained most of the files measured{_unwritten()}."
+        f"llama.cpp). The file is for contexts up to {best['context']:,} tokens. It gained most of the files measured"
+        f"{_unwritten()}."
     )
 
 
