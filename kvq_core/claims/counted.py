@@ -49,15 +49,12 @@ def _ratios(row: PrintedRatio) -> Numbers:
     kind = LayerKind(kind="full", kv_heads=row.kv_heads, key_dim=row.head_dim, value_dim=row.head_dim)
     channels = row.kv_heads * row.head_dim
     knobs: dict[str, Any] = {"schedule": row.schedule}
-    unread = more = 0
-    if (
-        row.budget
-    ):  # outlier chunks are as many whatever the tokens, which the counter of blocks takes to grow with them
-        knobs["sparsity"] = {"budget_tokens": row.budget, "outlier_chunks": 0}
+    unread = 0
+    if row.budget:
+        knobs["sparsity"] = {"budget_tokens": row.budget}
         sparse = Sparsity(budget_tokens=row.budget)
         unread = sparse.chunks(row.tokens) * sparse.chunk_size - row.budget
-        more = sparse.exact_bytes(row.kv_heads, row.head_dim)
-    stored = more + tensor_bytes(Lane(method="svdq", tensors="keys", knobs=knobs), "keys", kind, row.tokens)
+    stored = tensor_bytes(Lane(method="svdq", tensors="keys", knobs=knobs), "keys", kind, row.tokens)
     codes = channels * sum(row.schedule) / len(row.schedule) / 8  # bytes of a token
     plain = FP16 * channels * row.tokens
     compressed = {"stored": stored, "read": stored - unread * codes, "chosen": (row.budget or row.tokens) * codes}

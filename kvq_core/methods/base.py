@@ -217,6 +217,11 @@ class Method(BaseModel):
         """Stored bytes of keys and of values a quantized layer that do not grow with the tokens: a basis, norms."""
         return 0, 0
 
+    def exact_bytes(self, shape: ModelShape, tokens: int) -> tuple[int, int]:
+        """Stored bytes of keys and of values a layer that a block of a prompt of so many tokens holds beside its codes,
+        as many whatever the tokens beyond some: outlier chunks. ``fixed_bytes`` counts them too."""
+        return 0, 0
+
     def for_tensor(self, tensor: Literal["keys", "values"]) -> "Method":
         """The method as far as it decides how keys, or values, are stored: two that agree in this and are fitted on the
         same prompt store it alike."""

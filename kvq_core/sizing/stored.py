@@ -78,8 +78,18 @@ class Encoded:
         alone = self.method.token_local[self.tensor]  # a token's codes are its own
         base = 1024 if self.method.from_data or self.method.joint else 64 if alone else 256
         many = 2 * (few := _up(base, step))
-        a, b = (_measured(*own, self._prompt_of(n), min(self.start, MOST), n, False) for n in (few, many))
-        return a.toward(b, (self.tokens - few) / (many - few))
+        a, b = (self._growing(n, own) for n in (few, many))
+        line = a.toward(b, (self.tokens - few) / (many - few))
+        return line._replace(block=line.block + self._exact(heads, self.tokens))
+
+    def _growing(self, tokens: int, own: tuple[Method, int, int, tuple[int, int]]) -> Bytes:
+        """Measured of so many tokens, without what does not grow with them."""
+        found = _measured(*own, self._prompt_of(tokens), min(self.start, MOST), tokens, False)
+        return found._replace(block=found.block - self._exact(own[2], tokens))
+
+    def _exact(self, heads: int, tokens: int) -> int:
+        shape = ModelShape(1, heads, heads, self.dims[self.tensor], tokens)
+        return self.method.exact_bytes(shape, self._prompt_of(tokens))[self.tensor]
 
     def _prompt_of(self, tokens: int) -> int:
         """The prompt where so many tokens stand for all: with as many beside them, or the share that came together. One

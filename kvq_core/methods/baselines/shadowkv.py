@@ -148,7 +148,10 @@ class ShadowKv(Sparsity, Method):
     def fixed_bytes(self, shape: ModelShape) -> tuple[int, int]:
         """Basis and outlier chunks."""
         channels = shape.kv_heads * shape.head_dim
-        return 2 * channels * min(self.rank, channels) + self.exact_bytes(shape.kv_heads, shape.head_dim), 0
+        return 2 * channels * min(self.rank, channels) + self.chunk_bytes(shape.kv_heads, shape.head_dim), 0
+
+    def exact_bytes(self, shape: ModelShape, tokens: int) -> tuple[int, int]:
+        return self.chunk_bytes(shape.kv_heads, shape.head_dim, tokens), 0
 
     def short(self, tensors: Literal["both", "keys", "values"] = "both") -> str:
         return f"{self.name} r{self.rank}"

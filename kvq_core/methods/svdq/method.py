@@ -171,11 +171,14 @@ class Svdq(Method):
     def fixed_bytes(self, shape: ModelShape) -> tuple[int, int]:
         """Basis, mean, scales and zero-points a latent channel where no prompt decides the schedule; outlier chunks."""
         sparse = self.sparsity
-        fixed = sparse.exact_bytes(shape.kv_heads, shape.head_dim) if sparse else 0
+        fixed = sparse.chunk_bytes(shape.kv_heads, shape.head_dim) if sparse else 0
         units, channels = self._latent(shape)
         kept = channels // GROUPS * sum(width > 0 for width in self.schedule)
         basis = 2 * units * (channels * kept + channels + 2 * kept)
         return fixed + (basis if self.target_bits is None else 0), 0
+
+    def exact_bytes(self, shape: ModelShape, tokens: int) -> tuple[int, int]:
+        return self.sparsity.chunk_bytes(shape.kv_heads, shape.head_dim, tokens) if self.sparsity else 0, 0
 
     def short(self, tensors: Literal["both", "keys", "values"] = "both") -> str:
         mean = sum(self.schedule) / GROUPS if self.target_bits is None else self.target_bits

@@ -48,9 +48,10 @@ class Sparsity(Frozen):
         """Chunks of a prompt that are neither local nor incomplete."""
         return max(0, tokens - self.recent) // self.chunk_size
 
-    def exact_bytes(self, kv_heads: int, head_dim: int) -> int:
-        """Of a layer's outlier chunks, kept in fp16, and of their numbers."""
-        return self.outliers * kv_heads * (2 * self.chunk_size * head_dim + 4)
+    def chunk_bytes(self, kv_heads: int, head_dim: int, tokens: int | None = None) -> int:
+        """Of a layer's outlier chunks, kept in fp16, and of their numbers; of a prompt that may have fewer."""
+        count = self.outliers if tokens is None else min(self.outliers, self.chunks(tokens))
+        return count * kv_heads * (2 * self.chunk_size * head_dim + 4)
 
     def kept(self, parts: dict[str, float], kv_heads: int) -> Self:
         """With as many outlier chunks as were kept, by what a run stored of a layer."""

@@ -185,6 +185,14 @@ def test_many_heads_and_tokens_take_what_few_tell() -> None:
             check(lane, shape if own is SHAPE else replace(own, kv_heads=12, query_heads=24), 2111, 2111, within=0.001)
 
 
+@pytest.mark.parametrize("budget", [1024, 65536])
+def test_outlier_chunks_are_as_many_however_long_the_prompt(budget: int) -> None:
+    """All 24 of a budget of 1,024 fit into what is encoded; 1,536 of 65,536 are more than the prompt has."""
+    for name in ("svdq", "shadowkv"):
+        own = {"sparsity": {"budget_tokens": budget}} if name == "svdq" else {"budget_tokens": budget}
+        check(Lane(method=name, knobs=own), ModelShape(1, 4, 2, 32, 1 << 17), 5000, 5000, within=0.001)
+
+
 def test_windows_states_and_latents_are_counted() -> None:
     """By hand: a full layer in 8.5 bits, a window and a latent in fp16 unless they are meant, a state in bfloat16."""
     full = LayerKind(kind="full", kv_heads=2, key_dim=64, value_dim=64)
