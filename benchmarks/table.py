@@ -40,9 +40,10 @@ def parts(result: StudyResult) -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a further column: of this model, which python -m kvq_core table computed")
     parser.add_argument("--out", type=Path, default=HERE / "table.json")
     arguments = parser.parse_args()
-    for model, part in parts(stored_study(plan(table_spec()))).items():
+    for model, part in parts(stored_study(plan(table_spec(model=arguments.model)))).items():
         keep(arguments.out, model, part)
         print(f"{part['title']}: {len(part['lanes'])} lanes, {part['prompts']} prompts.")
 
