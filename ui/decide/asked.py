@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvq_core.engines import engines
 from kvq_core.errors import KvqError, SpecError
 from kvq_core.limits import limits
 from kvq_core.recommend.decision import DecisionRequest
@@ -38,6 +39,7 @@ class DecideForm:
     engine: str = ANY
     layers: bool = True
     weights: str = ""
+    batched_tokens: float | None = None  # of the engines that reserve by them; None: as theirs
 
     @property
     def asked(self) -> DecisionRequest:
@@ -49,7 +51,16 @@ class DecideForm:
         given = {} if name is None else {name: _number(told) if self.room == BITS else told}
         engine = None if self.engine in ("", ANY) else self.engine
         numbers = {"context": _whole("Context", self.context), "batch": _whole("Sequences", self.batch)}
+        if self.at_once is not None:
+            numbers["batched_tokens"] = self.at_once
         return DecisionRequest.of(**given, **numbers, tolerance=self.tolerance.strip() or "close", engine=engine)
+
+    @property
+    def at_once(self) -> int | None:
+        """New tokens that the engine reads at once, where it reserves by them and they are given."""
+        row = engines().get(self.engine)
+        given = self.batched_tokens if row and row.batched_tokens else None
+        return None if given is None else _whole("New tokens that it reads at once", given)
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -9,12 +9,14 @@ from ui.html.study_tables import table
 MOST = 14  # formats that are told
 
 
-def fitting_html(model: str, context: float | None, batch: float | None, engine: str | None) -> str:
+def fitting_html(
+    model: str, context: float | None, batch: float | None, engine: str | None, at_once: int | None = None
+) -> str:
     """Every format of the engine, of all of them where none is named: of these the one that takes least. Nothing where
     the configuration is not here."""
     if not (context and batch and context >= 1 and batch >= 1):
         return ""
-    found = fit_here(model, asked=FitRequest(context=int(context), batch=int(batch)))
+    found = fit_here(model, asked=FitRequest(context=int(context), batch=int(batch), batched_tokens=at_once))
     if found is None:
         return ""
     rows = sorted(_kept(found, engine), key=lambda pair: -(pair[1].reserved or pair[0].tensors or 0))[:MOST]

@@ -21,6 +21,8 @@ from ui.study.access import Results, demand_open, mine_of, my_key
 from ui.study.asked import Form as PromptsForm
 from ui.study.prompts import PromptsPanel, create_prompts
 
+RESERVING = [name for name, engine in engines().items() if engine.batched_tokens]
+AT_ONCE_JS = f"""(engine) => ({{ __type__: "update", visible: {json.dumps(RESERVING)}.includes(engine) }})"""
 NOTHING_YET = "Give prompts or a study, and what an answer will take is said here."
 SIZES = {MEMORY: ("24GB", "Weights and cache together"), CACHE: ("8GB", "The cache alone"), BITS: ("5.5", "An element")}
 # Said by the browser: an answer of the server's could come after another size was typed.
@@ -52,13 +54,13 @@ class DecidePanel:
 def create_form() -> DecidePanel:
     source, prompts, model, study, of_model = _rested_on()
     room, size, context, batch, weights = _room()
-    tolerance, engine, layers = _loss()
+    tolerance, engine, layers, at_once = _loss()
     with gr.Column(elem_classes=["card", "starts"], elem_id="decide-start-card"):
         estimate = gr.HTML(f'<p class="muted">{NOTHING_YET}</p>', elem_id="decide-estimate")
         message = gr.HTML("", elem_id="decide-notice")
         start = gr.Button("Start", variant="primary", elem_id="decide-start")
         cancel = gr.Button("Cancel", visible=False, elem_id="decide-cancel")
-    rest = [model, study, of_model, room, size, context, batch, tolerance, engine, layers, weights]
+    rest = [model, study, of_model, room, size, context, batch, tolerance, engine, layers, weights, at_once]
     return DecidePanel(source, prompts, rest, study, of_model, estimate, message, start, cancel)
 
 
@@ -161,7 +163,17 @@ def _loss() -> list[Any]:
             elem_id="decide-layers",
             interactive=True,
         )
-    return [tolerance, engine, layers]
+        at_once = gr.Number(
+            None,
+            label="New tokens that it reads at once",
+            info="Empty: as it takes by card. Layers with a window set aside room for them",
+            precision=0,
+            visible=False,
+            elem_id="decide-batched-tokens",
+            interactive=True,
+        )
+    engine.input(None, engine, at_once, js=AT_ONCE_JS, **SWIFT)
+    return [tolerance, engine, layers, at_once]
 
 
 def wire_form(panel: DecidePanel, fitting: gr.HTML, mine: gr.BrowserState, results: Results, decided: Any) -> None:
@@ -203,7 +215,9 @@ def fits_of(held: DecideForm) -> str:
     """What fits of the form's model before anything is run; nothing of what cannot be read yet."""
     try:
         engine = None if held.engine in ("", ANY) else held.engine
-        return fitting_html(held.model, held.context, held.batch, engine) if held.source == PROMPTS else ""
+        return (
+            fitting_html(held.model, held.context, held.batch, engine, held.at_once) if held.source == PROMPTS else ""
+        )
     except KvqError:
         return ""
 
@@ -224,7 +238,7 @@ def estimate_html(held: DecideForm, mine: Any, results: Results) -> str:
 def form_of(values: Any) -> DecideForm:
     """The form's values in the order of ``DecidePanel.fields``; what a browser sends may be anything."""
     source, way, text, file, skip, suite, n, seed, lengths, depths, last, *rest = values
-    model, study, of_model, room, size, context, batch, tolerance, engine, layers, weights = rest
+    model, study, of_model, room, size, context, batch, tolerance, engine, layers, weights, at_once = rest
     texts = [str(value or "") for value in (text, file, lengths, depths)]
     prompts = PromptsForm(
         str(way), texts[0], texts[1], bool(skip), str(suite), n, seed, texts[2], texts[3], str(last or "")
@@ -243,6 +257,7 @@ def form_of(values: Any) -> DecideForm:
         engine=str(engine or ""),
         layers=bool(layers),
         weights=str(weights or ""),
+        batched_tokens=at_once,
     )
 
 
