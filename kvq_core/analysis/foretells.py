@@ -1,5 +1,5 @@
-"""Measures of where a lane's damage is, and the one that is shown and sorted by first: which foretold best what the
-layers of a lane cost alone, in the worse of the models measured (so far the bundled one alone).
+"""Measures of where a lane's damage is, and the one that is shown and sorted by first: of those that no other beats
+on a model at foretelling what the layers of a lane cost alone, intervals apart, the best on the mean over both models.
 ``benchmarks/predict.py`` measures it, docs/numbers.md has the table, and a test holds FIRST to it.
 """
 
