@@ -31,6 +31,7 @@ from benchmarks.by_run import EXAMPLE_SHOWN, demonstration_part, first_links_par
 from benchmarks.by_study import intervals_part, one_prompt_part, predict_part, study_costs_part
 from benchmarks.by_table import draw, instructions_part, results_part, table_part
 from benchmarks.by_task import suites_part, tasks_part, verifiers_part
+from benchmarks.by_third import third_part
 from benchmarks.measured import HERE, figures, table
 from benchmarks.papers import coverage_part, papers_part
 from kvq_core.analysis.verdict import EXPLAINED
@@ -262,6 +263,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "coverage": coverage_part,
     "latency": latency_part,
     "recall": maps_part,
+    "third": third_part,
     "suites": suites_part,
     "visits": visits_part,
     "newcomers": newcomers_part,
