@@ -27,9 +27,7 @@ def _claims() -> str:
     rows = [row for row in claim_rows([*boards, third]) if row.results[-1] is not None]
     head = " | ".join([*(short_title(board.model_title) for board in boards), NAME])
     flips = [row.claim.sentence for row in rows if _verdict(row, -2) != _verdict(row, -1)]
-    told = f"Between the Qwen2.5 models {len(flips)} of {len(rows)} verdicts differ" + (
-        f": {' '.join(flips)}" if flips else "."
-    )
+    told = f"From .5B to 1.5B {len(flips)} of {len(rows)} verdicts flip" + (f": {' '.join(flips)}" if flips else ".")
     lines = [(row.claim.paper, row.claim.sentence, *(_cell(each) for each in row.results)) for row in rows]
     return f"{table(f'Paper | Claim | {head}', *lines)}\n\n{told}"
 
@@ -69,8 +67,8 @@ def _grid(models: dict[str, list[dict[str, Any]]]) -> str:
     )
     return (
         f"Mean KLD in nats of llama.cpp's K x V there, {prompts} prompts of the reference table:\n\n"
-        + table(f"| {' | '.join(f'V {name}' for name in names)}".replace("| ", " | ", 1), *rows)
-        + f"\n\nThe ranks of these {len(words)} lanes agree with those of {short_title(small)} by {alike:.2f} (Spearman). "
+        + table(" | ".join(["Keys", *(f"V {name}" for name in names)]), *rows)
+        + f"\n\nRanks of these {len(words)} lanes agree with those of {short_title(small)} by {alike:.2f} (Spearman). "
         f"4 bits in values alone cost, and 4 bits in keys alone: {apart}."
     )
 
