@@ -38,9 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) ->
     parser.add_argument("--solve", metavar="ID", help="find the policy of these scores")
     parser.add_argument("--front", metavar="ID", help="print policies of these scores by budget, free and by engine")
     parser.add_argument("--bits", type=float, help="its budget, bits an element of keys and values")
-    parser.add_argument(
-        "--engine", help="only policies that this engine loads: vllm, llama.cpp, ik_llama.cpp, modelopt"
-    )
+    parser.add_argument("--engine", help="only policies that this engine loads: vllm, llama.cpp, ik_llama.cpp")
     parser.add_argument("--check-prompts", metavar="FILE", type=Path, help="prompts to verify it on, not scored before")
     parser.set_defaults(quiet=quiet)
 
@@ -125,7 +123,7 @@ def _front(arguments: argparse.Namespace) -> None:
         print(as_json({"id": scores.id, "fronts": [each.model_dump(mode="json") for each in found]}))
         return
     for each in found:
-        print(f"{each.title} {each.version or ''}".strip() + (" (in review)" if each.in_review else ""))
+        print(f"{each.title} {each.version or ''}".strip())
         rows = [("bits", "bytes", "KLD predicted")]
         rows += [(f"{point.bits:.2f}", f"{point.bytes:,}", f"{point.predicted:.3g}") for point in each.points]
         print("\n".join([*columns(rows), ""]))
