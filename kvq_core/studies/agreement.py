@@ -14,7 +14,7 @@ from kvq_core.analysis.verdict import mean_interval as of_positions
 from kvq_core.presets import FOLDER
 from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.studies.intervals import FEWEST, MeanInterval, mean_interval
-from kvq_core.studies.summary import placed, pooled
+from kvq_core.studies.summary import placed, pooled_column
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +32,7 @@ def tier_of(rows: "pd.DataFrame") -> Placed | None:
     """The tier of one lane by the prompts of these rows. From FEWEST on the interval of KLD is over prompts, as a study
     has it; fewer have none, and it is over their positions, as a run has it. None of too few scored positions."""
     if len(rows) < FEWEST:
-        low, high = of_positions(pooled(rows, "kld").astype(np.float64).tobytes())
+        low, high = of_positions(pooled_column(rows, "kld").astype(np.float64).tobytes())
         return placed(rows, low, high)
     found = mean_interval(rows["kld_mean"].to_numpy())
     assert found.low is not None and found.high is not None
