@@ -36,8 +36,8 @@ def predict(arguments: argparse.Namespace) -> None:
         model = model_of(cells)
         print(work_sentence(model, cells), file=sys.stderr, flush=True)
         progress.went_on = lambda: (
-            f"Interrupted; {sum(kept_prompt(cell) is not None for cell in cells)} of {len(cells)} prompts are kept, and "
-            "the same command goes on from there."
+            f"Interrupted; {sum(kept_prompt(cell) is not None for cell in cells)} of {len(cells)} prompts are kept, "
+            "and the same command goes on from there."
         )
         seen = []
         with closing(look(model, cells)) as looked:
