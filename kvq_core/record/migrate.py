@@ -39,7 +39,7 @@ _OF_A_RULE = ("method", "title", "summary", "knobs", "tensors", "layers", "sink_
 
 def _lane(told: Data) -> Data:
     rules = told.get("rules") or [{name: told[name] for name in _OF_A_RULE if name in told}]
-    parts = {name: told[name] and {**LATER[name], **told[name]} for name in ("metrics", "memory") if name in told}
+    parts: Data = {name: {**LATER[name], **part} for name in ("metrics", "memory") if (part := told.get(name))}
     return {**LATER["lane"], **told, **parts, "rules": [{**LATER["rule"], **rule} for rule in rules]}
 
 
