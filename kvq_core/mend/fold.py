@@ -70,19 +70,6 @@ def row_factors(model: LoadedModel, edit: Edit) -> dict[str, Tensor]:
     return {name: factor for name, factor in found.items() if name in parameters and bool((factor != 1).any())}
 
 
-def apply_to(model: LoadedModel, edit: Edit) -> None:
-    """Change the weights of a model that nobody else uses."""
-    offsets = {name: own.offset for own in mendable_layers(model).values() for name in own.norms or ()}
-    parameters = dict(model.model.named_parameters())
-    with torch.no_grad():
-        for name, factor in row_factors(model, edit).items():
-            parameter, offset = parameters[name], offsets.get(name, 0.0)
-            by = factor.to(parameter).view(-1, *[1] * (parameter.dim() - 1)) if name not in offsets else None
-            if by is None:
-                by = factor.to(parameter).view(parameter.shape)
-            parameter.copy_((parameter + offset) * by - offset)
-
-
 def _projections(model: LoadedModel, own: Layer, queries: Tensor, keys: Tensor, bias: Tensor) -> dict[str, Tensor]:
     if not own.fused:
         q, k = f"{own.prefix}.q_proj", f"{own.prefix}.k_proj"

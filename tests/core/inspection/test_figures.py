@@ -12,8 +12,7 @@ from kvq_core.cli.inspect import describe_inspection
 from kvq_core.inspection import inspect_model
 from kvq_core.inspection.figures import QUERIES, effective_rank
 from kvq_core.inspection.fits import PLANNED, fit_here, fit_of_loaded
-from kvq_core.inspection.formats import formats_of
-from kvq_core.inspection.look import NOT_LOOKED, TOKENS, Look
+from kvq_core.inspection.look import NOT_LOOKED, TOKENS, Look, formats_of
 from kvq_core.inspection.report import spans
 from kvq_core.models import LoadedModel
 from kvq_core.models.bundled import bundled_gguf

@@ -11,9 +11,10 @@ from torch.overrides import TorchFunctionMode
 from benchmarks.architectures import CONFIGS, SAMPLE, ids_of, tiny_of
 from kvq_core.errors import ModelError
 from kvq_core.mend.edit import Edit
-from kvq_core.mend.fold import apply_to, mendable_layers, row_factors
+from kvq_core.mend.fold import mendable_layers, row_factors
 from kvq_core.models import LoadedModel, wrap
 from kvq_core.models.pairs import Pairs
+from tests.support.mended_models import apply_to
 from tests.support.tiny_models import tiny
 
 FOLD = (

@@ -10,10 +10,11 @@ from transformers import AutoModelForCausalLM
 from kvq_core.errors import ModelError, StoreError
 from kvq_core.mend import folder
 from kvq_core.mend.edit import Edit
-from kvq_core.mend.fold import apply_to, mendable_layers, row_factors
+from kvq_core.mend.fold import mendable_layers, row_factors
 from kvq_core.models import wrap
 from kvq_core.models.pairs import Pairs
 from tests.support.gguf_files import logits, source
+from tests.support.mended_models import apply_to
 
 IDS = [(7 * i * i + i) % 200 for i in range(40)]
 SAID = {"version": 1, "format": "q8_0/q8_0", "context": 1024}
