@@ -19,6 +19,7 @@ def shipped_agreement() -> dict[str, Any] | None:
 
 
 def line_of(found: dict[str, Any], what: str, prompts: int, model: str | None = None) -> dict[str, Any]:
-    """The figures of a ``what`` (tier or format), as ``shipped_agreement`` has them; ``model`` None: of all models together."""
+    """The figures of a ``what`` (tier or format), as ``shipped_agreement`` has them; ``model`` None: of all models
+    together."""
     lines: Sequence[dict[str, Any]] = found["lines"]
     return next(line for line in lines if (line["what"], line["prompts"], line["model"]) == (what, prompts, model))
