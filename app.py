@@ -49,7 +49,7 @@ from kvq_core.machine.memory import share_arena  # noqa: E402
 from kvq_core.methods import failures, load_method_files  # noqa: E402
 from kvq_core.pipeline.compare import compare  # noqa: E402
 from kvq_core.pipeline.estimate import estimate  # noqa: E402
-from kvq_core.record.sharing import keep_private  # noqa: E402
+from kvq_core.record.sharing import keep_store_private  # noqa: E402
 from kvq_core.record.store import Store, open_store  # noqa: E402
 from kvq_core.settings import Settings, settings  # noqa: E402
 from ui.api.mcp import answer_in_json  # noqa: E402
@@ -166,7 +166,7 @@ def main(argv: Sequence[str] = (), in_browser: bool = False) -> int:
         borrowing = zero_gpu.prepare() if found.zero_gpu else {"compare": compare}
         services = Services(store := open_store(), estimate=estimate, **borrowing)
         if found.public:
-            keep_private(store)
+            keep_store_private(store)
     except KvqError as error:
         print(error, file=sys.stderr)
         return 2

@@ -12,8 +12,10 @@ from typing import Any
 
 from benchmarks.by_kernel import NAMES, span
 from benchmarks.by_tuning import profiled, since, tuned
+from benchmarks.latency import judge_device, latency_json
 from benchmarks.measured import HERE, table
-from kvq_core.claims import latency
+from kvq_core.claims.latency import FILE as LATENCY
+from kvq_core.claims.latency import DeviceBoard, stored_latency
 from kvq_core.claims.tables import latency_table
 from kvq_core.packed.gpus import SHIPPED, DecodeSpeed, MeasuredGpu
 
@@ -89,21 +91,21 @@ def shipped(folder: Path = RESULTS) -> list[MeasuredGpu]:
     return [_measured(found) for found in newest(folder)]
 
 
-def ship(folder: Path = RESULTS, file: Path = SHIPPED, latency_file: Path = latency.FILE) -> None:
+def ship(folder: Path = RESULTS, file: Path = SHIPPED, latency_file: Path = LATENCY) -> None:
     """Write the page's files: what decoding took, and what it says of the papers' claims about time."""
     file.write_text(as_json(shipped(folder)), encoding="utf-8")
-    latency_file.write_text(latency.latency_json(judged(folder)), encoding="utf-8")
+    latency_file.write_text(latency_json(judged(folder)), encoding="utf-8")
 
 
 def latency_part(folder: Path = RESULTS) -> str:
     """For docs/claims.md: the papers' claims about time, and what contradicts a paper."""
-    said = [words for each in latency.stored_latency().said.values() for words in each]
+    said = [words for each in stored_latency().said.values() for words in each]
     return "\n\n".join([*said, latency_table(judged(folder))])
 
 
-def judged(folder: Path = RESULTS) -> tuple[latency.DeviceBoard, ...]:
+def judged(folder: Path = RESULTS) -> tuple[DeviceBoard, ...]:
     """The papers' claims about time, by device."""
-    return tuple(latency.judge_device(found.facts, _changed(found), found.cases) for found in newest(folder))
+    return tuple(judge_device(found.facts, _changed(found), found.cases) for found in newest(folder))
 
 
 def as_json(told: list[MeasuredGpu]) -> str:

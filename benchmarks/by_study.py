@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks.measured import figures, table
 from kvq_core.recommend.predict import LEVELS, PREDICTORS, SHOWN
 from kvq_core.record.fields import RESULTS_VERSION
-from kvq_core.studies.agreement import shipped
+from kvq_core.studies.agreement import shipped_agreement
 
 
 def intervals_part() -> str:
@@ -30,7 +30,7 @@ def intervals_part() -> str:
 
 def one_prompt_part() -> str:
     """How often fewer prompts say what all of the study that ships say."""
-    if (found := shipped()) is None:
+    if (found := shipped_agreement()) is None:
         return f"Not counted with results version {RESULTS_VERSION}: `python benchmarks/one_prompt.py`."
     named = {None: "both" if len(found["models"]) == 2 else "all"}
     rows = [

@@ -36,7 +36,7 @@ from kvq_core.engine.script import Script
 from kvq_core.machine import threads
 from kvq_core.models import survey
 from kvq_core.models.loaded import LoadedModel
-from kvq_core.models.lockstep import ATTENTION, register
+from kvq_core.models.lockstep import ATTENTION, register_attention
 from kvq_core.pipeline.batch import Batch
 from kvq_core.spec import parse_spec
 
@@ -143,7 +143,7 @@ def build(layers: int = LAYERS) -> LoadedModel:
     )
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)
-    register()
+    register_attention()
     model.eval().requires_grad_(False).set_attn_implementation(ATTENTION)
     of = {"weights_hash": "0" * 16, "model_hash": "0" * 16}
     return LoadedModel(id="counted", title="counted", revision=None, model=model, tokenizer=None, **of)

@@ -10,29 +10,80 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from kvq_core.analysis.scored import CONFIDENCE
+from kvq_core.analysis.verdict import Placed
+from kvq_core.analysis.verdict import mean_interval as of_positions
 from kvq_core.claims.side_by_side import short_title
 from kvq_core.recommend.decision import DecisionRequest, StudyQuestion
 from kvq_core.recommend.evidence import Option, best_lane, evidence
 from kvq_core.recommend.options import FitPlace
 from kvq_core.record.fields import RESULTS_VERSION
-from kvq_core.studies.agreement import SHIPPED, agreement, subsets, tier_of, tier_said
+from kvq_core.studies.agreement import SHIPPED
 from kvq_core.studies.cells import plan
 from kvq_core.studies.example import example_spec, packaged_studies
+from kvq_core.studies.intervals import FEWEST, MeanInterval, mean_interval
 from kvq_core.studies.result import StudyResult
 from kvq_core.studies.study import stored_study
+from kvq_core.studies.summary import placed, pooled_column
 from kvq_core.studies.table import table_spec
 
 SIZES = (1, 3, 6)  # prompts
+RESAMPLES = 2000  # of the prompts
 ENGINES = (None, "llama.cpp", "vLLM")  # None: the format may be any engine's
 TOLERANCES = ("close", "marginal")
 Said = dict[str, np.ndarray]  # by what is said: (subsets, cases), whether a subset says it
+
+
+def subsets(prompts: int, size: int) -> np.ndarray:
+    """(subsets, size): every way to draw so many prompts without replacement, by their numbers."""
+    return np.array(list(combinations(range(prompts), size)))
+
+
+def tier_of(rows: pd.DataFrame) -> Placed | None:
+    """The tier of one lane by the prompts of these rows. From FEWEST on the interval of KLD is over prompts, as a study
+    has it; fewer have none, and it is over their positions, as a run has it. None of too few scored positions."""
+    if len(rows) < FEWEST:
+        low, high = of_positions(pooled_column(rows, "kld").astype(np.float64).tobytes())
+        return placed(rows, low, high)
+    found = mean_interval(rows["kld_mean"].to_numpy())
+    assert found.low is not None and found.high is not None
+    return placed(rows, found.low, found.high)
+
+
+def tier_said(fewer: Placed | None, study: Placed) -> str:
+    """What fewer prompts say of a lane whose tier the study is sure of: it is ``right``; it is one of several that they
+    leave ``open``; it is none of theirs, ``wrong``; or they have ``none``."""
+    if fewer is None:
+        return "none"
+    if not fewer.best <= study.best <= fewer.worst:
+        return "wrong"
+    return "right" if fewer.sure else "open"
+
+
+def agreement(hits: np.ndarray, drawn: np.ndarray, prompts: int) -> MeanInterval:
+    """The share of ``hits`` (subsets, cases) that are true, with its 95 % interval, which resamples the prompts: all
+    cases of a prompt are one sample. ``drawn`` (subsets, size): the numbers of the prompts in each, of ``prompts``.
+
+    A subset counts as often as it can be drawn from a resample, which is the product of its prompts' counts there;
+    resamples with fewer distinct prompts than ``size`` hold none and are left out.
+    """
+    own = hits.mean(1)
+    rng = np.random.default_rng(0)
+    counts = rng.multinomial(prompts, np.full(prompts, 1 / prompts), RESAMPLES)
+    weights = counts[:, drawn].prod(2).astype(float)
+    weights = weights[weights.any(1)]
+    outside = 50 * (1 - CONFIDENCE)
+    low, high = np.percentile(weights @ own / weights.sum(1), [outside, 100 - outside])
+    return MeanInterval(float(own.mean()), float(low), float(high))
 
 
 def tiers_said(rows: Any, drawn: np.ndarray) -> Said:

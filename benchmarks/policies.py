@@ -28,7 +28,14 @@ from kvq_core.models import LoadedModel, load
 from kvq_core.models.second import SECOND_MODEL
 from kvq_core.recommend.held_out import WIN, DeployedLane, VerifiedOffer, deployed_lanes, verification
 from kvq_core.recommend.layer_plans import FP16, Candidate, LayerPlan
-from kvq_core.recommend.sensitivity import Sensitivity, answer_of, identity, losses, losses_of_some, score_layers
+from kvq_core.recommend.sensitivity import (
+    Sensitivity,
+    followed_answer,
+    identity,
+    lane_losses,
+    losses_of_some,
+    score_layers,
+)
 from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.spec import DEFAULT_MODEL, MAX_LANES, TENSORS, Lane
 from kvq_core.studies.prompts import StudyPrompt
@@ -105,7 +112,7 @@ class Case:
         held = self.part["unseen"].setdefault(identity(prompt), {})
         if left := [plan for plan in plans if words(plan) not in held]:
             lanes = [plan.lane(self.candidates, str(at)) for at, plan in enumerate(left)]
-            found = losses(self.model, prompt, lanes, answer_of(self.model, prompt))
+            found = lane_losses(self.model, prompt, lanes, followed_answer(self.model, prompt))
             held.update(zip(map(words, left), found, strict=True))
             self.keep()
             print(f"{self.model.title}: {len(self.part['unseen'])} of {self.prompts} unseen prompts", flush=True)
@@ -119,7 +126,7 @@ class Case:
         for prompt in self.unseen:
             own = found.setdefault(identity(prompt), {})
             left = [each for each in every if each.title not in own]
-            follow = answer_of(self.model, prompt) if left else ""
+            follow = followed_answer(self.model, prompt) if left else ""
             for at in range(0, len(left), PART):
                 own |= self._losses(prompt, left[at : at + PART], follow)
                 self.keep()
@@ -151,9 +158,9 @@ class Case:
             for name, t, at in some
         ]
         began = time.process_time()
-        follow = answer_of(self.model, prompt)
+        follow = followed_answer(self.model, prompt)
         answered = time.process_time() - began
-        losses(self.model, prompt, lanes, follow)
+        lane_losses(self.model, prompt, lanes, follow)
         took = time.process_time() - began - answered
         passes = -(-len(every) // MAX_LANES)
         total = SPEED_PROMPTS * (answered + passes * took)

@@ -42,7 +42,7 @@ def timed(command: list[str], home: Path, file: Path) -> tuple[float, float]:
 
 
 def measure(repeats: int) -> dict[str, Any]:
-    file = second.local_file() or last(second.download())
+    file = second.local_file() or last(second.download_second())
     with tempfile.TemporaryDirectory(prefix="kvq-home-") as folder:
         home = Path(folder)
         seconds, memory = timed(["-m", "kvq_core.cli.second_model"], home, file)

@@ -92,7 +92,7 @@ class Front(Frozen):
 
 
 @cache
-def fronts() -> dict[str, Front]:
+def front_ends() -> dict[str, Front]:
     return {name: Front.model_validate(each) for name, each in engine_data()["front"].items()}
 
 

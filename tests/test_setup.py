@@ -110,12 +110,6 @@ FAKE_KERNELS = textwrap.dedent(
 )
 
 
-def test_the_makefile_has_every_target():
-    targets = set(re.findall(r"^([a-z-]+):", makefile(), re.M))
-    named = "setup lock run test test-fast test-long check bench readme fmt clean"
-    assert set(named.split()) <= targets
-
-
 def test_make_parses_every_target():
     targets = ("setup", "run", "test", "test-fast", "test-long", "check", "bench", "readme", "fmt", "clean")
     result = subprocess.run(["make", "-n", *targets], capture_output=True, text=True, cwd=ROOT)
@@ -190,12 +184,6 @@ def test_a_machine_without_a_fitting_python_is_told_so(tmp_path):
     assert result.returncode != 0
     assert "No Python 3.11 to 3.14 was found" in result.stdout + result.stderr
     assert not (tmp_path / ".venv").exists()
-
-
-def test_continuous_integration_runs_both_and_insists_on_the_browser():
-    text = (ROOT / ".ci" / "run").read_text()
-    assert "make check" in text and "make test" in text and "KVQ_REQUIRE_BROWSER=1" in text
-    assert subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")]).returncode == 0
 
 
 def test_chromium_without_windows_is_taken_where_both_are_installed(tmp_path, monkeypatch):

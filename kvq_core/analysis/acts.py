@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kvq_core.analysis.foretells import FIRST, MEASURES, by_layer
+from kvq_core.analysis.foretells import FIRST, MEASURES, measure_by_layer
 from kvq_core.analysis.key_constants import constant_layers
 from kvq_core.analysis.plans import lane_of, shape_of
 from kvq_core.analysis.scored import has_steps
@@ -247,7 +247,7 @@ def _better_there(record: Record, arrays: Arrays, index: int, layer: int) -> Ite
 
 
 def _hurt(arrays: Arrays, index: int, layer: int) -> float | None:
-    found = by_layer(arrays, index)
+    found = measure_by_layer(arrays, index)
     return None if found is None or layer >= len(found) else float(found[layer])
 
 

@@ -15,11 +15,11 @@ from kvq_core.analysis.neighbours import (
     better_lane,
     better_lane_sentence,
     cost_most,
-    offer,
+    neighbour_offer,
     setting_cost,
     setting_cost_sentence,
 )
-from kvq_core.analysis.plans import plan_of
+from kvq_core.analysis.plans import lane_plan
 from kvq_core.analysis.reached import positions_read
 from kvq_core.analysis.verdict import MIN_SCORED, verdict
 from kvq_core.methods import Method, methods
@@ -83,7 +83,7 @@ def explain(record: Record, arrays: Arrays, index: int) -> Explanation:
         sentences.append(setting_cost_sentence(lane, other))
     if (best := better_lane(record, index)) is not None and (other is None or best is not other.lane):
         sentences.append(better_lane_sentence(best))
-    return Explanation(tuple(sentences), *offer(record, lane, other))
+    return Explanation(tuple(sentences), *neighbour_offer(record, lane, other))
 
 
 def _places(record: Record, arrays: Arrays, index: int, kinds: Tensors) -> Iterator[_Place]:
@@ -121,7 +121,7 @@ def _grid(record: Record, arrays: Arrays, index: int, kind: str) -> np.ndarray |
 def _layers(record: Record, index: int, kind: str) -> list[int] | None:
     """Layers whose keys, or values, the lane quantizes; None for all."""
     lane = record.lanes[index]
-    plan = plan_of(record, index) if len(lane.every_rule) > 1 else None
+    plan = lane_plan(record, index) if len(lane.every_rule) > 1 else None
     if plan is not None:
         return [layer for assigned in plan if assigned.tensor == kind for layer in assigned.layers]
     return None if isinstance(lane.layers, str) else list(lane.layers)

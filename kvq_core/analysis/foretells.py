@@ -26,7 +26,7 @@ def mean_by_layer(arrays: Arrays, at: int, name: str) -> np.ndarray | None:
     return np.asarray(np.moveaxis(found, layers, 0).reshape(found.shape[layers], -1).mean(1), np.float64)
 
 
-def by_layer(arrays: Arrays, at: int, measure: str = FIRST) -> np.ndarray | None:
+def measure_by_layer(arrays: Arrays, at: int, measure: str = FIRST) -> np.ndarray | None:
     """(layers,) of a measure of lane ``at``; None where it was not captured."""
     found = [mean_by_layer(arrays, at, name) for name in MEASURES[measure][1]]
     known = [part for part in found if part is not None]

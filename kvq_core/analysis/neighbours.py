@@ -63,7 +63,7 @@ def better_lane_sentence(best: LaneRecord) -> str:
     )
 
 
-def offer(record: Record, lane: LaneRecord, other: SettingCost | None) -> tuple[Lane | None, str]:
+def neighbour_offer(record: Record, lane: LaneRecord, other: SettingCost | None) -> tuple[Lane | None, str]:
     """A lane to add whose gain is certain, and why: the same with wider codes for what costs most. None where the run
     has it, or the method has no such knob."""
     tensors = cost_most(lane, other)

@@ -21,7 +21,7 @@ def lane_of(record: Record, index: int) -> Lane | None:
         return None
 
 
-def plan_of(record: Record, index: int) -> tuple[Assignment, ...] | None:
+def lane_plan(record: Record, index: int) -> tuple[Assignment, ...] | None:
     """Which rule of a lane quantized what; None where this version cannot build the lane any more."""
     lane = lane_of(record, index)
     return None if lane is None else lane.plan(shape_of(record))

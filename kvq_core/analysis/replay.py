@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from kvq_core.analysis.plans import plan_of
+from kvq_core.analysis.plans import lane_plan
 from kvq_core.analysis.span import token_bits
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
@@ -43,7 +43,7 @@ def movement(record: Record, arrays: Arrays, index: int, kind: Kind) -> Movement
     bits = token_bits(arrays, index, kind)
     if not bits.size:
         return None
-    plan = plan_of(record, index)
+    plan = lane_plan(record, index)
     own = [each for each in plan or () if each.tensor == f"{kind}s"]
     if plan is None or any(each.rule.tokens != "all" for each in own):
         return Movement(bits, 0, None, False)

@@ -26,7 +26,7 @@ class WorstPlaces:
         return "attention" if self.looked[step] else "score"
 
 
-def places(record: Record, arrays: Arrays, index: int) -> WorstPlaces | None:
+def worst_places(record: Record, arrays: Arrays, index: int) -> WorstPlaces | None:
     """Of one lane; None where the run kept no scores of it. A head that reads little but the first tokens is passed
     over, whatever its scores do, unless all are such."""
     delta = array(arrays, f"lane/{index}/delta_mean")

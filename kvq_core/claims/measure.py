@@ -15,7 +15,7 @@ from kvq_core.claims.criteria import Claim, ClaimSetting, Paper
 from kvq_core.claims.measures import Context, Numbers
 from kvq_core.claims.sample import Sample, capture
 from kvq_core.claims.texts import token_ids
-from kvq_core.claims.verdict import result_of, spreads, verdict
+from kvq_core.claims.verdict import claim_verdict, result_of, spreads
 from kvq_core.codebooks.files import Codebook, codebooks
 from kvq_core.errors import KvqError, MethodError, SpecError
 from kvq_core.models import LoadedModel
@@ -164,7 +164,7 @@ def judge(paper: Paper, claim: Claim, by_text: dict[str, Numbers], reason: str, 
     numbers = {} if reason else {t: claim.reported(n) for t, n in _with_baseline(claim, by_text).items()}
     word: Verdict = "cannot be tested here"
     if not reason:
-        word, reason = verdict(claim.criteria(), list(numbers.values()), setting.rule)
+        word, reason = claim_verdict(claim.criteria(), list(numbers.values()), setting.rule)
     return result_of(paper, claim, numbers, word, reason, claim.measurement().asked)
 
 

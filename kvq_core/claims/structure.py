@@ -152,7 +152,7 @@ def now_and_later(sample: Sample, layer: int, window: int) -> tuple[Tensor, Tens
     """Largest weight of each prompt token from the prompt's last ``window`` queries (query_heads, prompt), and its
     weights from the later ones (query_heads, later, prompt)."""
     n = sample.prompt
-    now = prompt_attention(sample, layer, window).amax(-2)
+    now = window_attention(sample, layer, window).amax(-2)
     return now, later_attention(sample, layer, sample.keys[layer, :, :n])[..., :n]
 
 
@@ -163,7 +163,7 @@ def overlap(now: Tensor, later: Tensor, share: float) -> Tensor:
     return (best[0] * best[1]).sum(-1) / top
 
 
-def prompt_attention(sample: Sample, layer: int, window: int) -> Tensor:
+def window_attention(sample: Sample, layer: int, window: int) -> Tensor:
     """Attention weights of the prompt's last ``window`` queries: (query_heads, window, prompt)."""
     n = sample.prompt
     queries, keys = sample.queries[layer, :, n - window : n], sample.keys[layer, :, :n]

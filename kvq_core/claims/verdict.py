@@ -20,7 +20,7 @@ def satisfies(criteria: Sequence[Criterion], numbers: Numbers) -> bool:
     return all(criterion.holds(numbers) for criterion in criteria)
 
 
-def verdict(criteria: Sequence[Criterion], texts: Sequence[Numbers], rule: ClaimRule) -> tuple[Verdict, str]:
+def claim_verdict(criteria: Sequence[Criterion], texts: Sequence[Numbers], rule: ClaimRule) -> tuple[Verdict, str]:
     """The verdict and, where there is none, the reason: all criteria for the means and in enough of the texts."""
     if len(texts) < rule.fewest_texts:
         return "cannot be tested here", f"{len(texts)} texts were measured; the rule asks for {rule.fewest_texts}."

@@ -57,7 +57,7 @@ def _lane(text: str) -> "Lane":
     return parse_lane(told, "LANE")
 
 
-def why(arguments: argparse.Namespace) -> None:
+def why_command(arguments: argparse.Namespace) -> None:
     """Measure what a lane's damage comes from, and print it."""
     from kvq_core.pipeline.added import index_of, parent_of
     from kvq_core.pipeline.why import asking_why, why_of
@@ -76,7 +76,7 @@ def why(arguments: argparse.Namespace) -> None:
         print("\n".join(_lines(found)))
 
 
-def capture(arguments: argparse.Namespace) -> None:
+def capture_command(arguments: argparse.Namespace) -> None:
     """Look at a lane in every layer and head, and say where that is kept."""
     from kvq_core.pipeline.added import capturing, index_of, parent_of
     from kvq_core.record.store import open_store

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) ->
     parser.set_defaults(quiet=quiet)
 
 
-def advise(arguments: argparse.Namespace) -> None:
+def advise_command(arguments: argparse.Namespace) -> None:
     """Advise from a study, or run one first; what was computed is there for the next time."""
     arguments.quiet()
     if arguments.out is not None and arguments.out.suffix not in KINDS:
@@ -71,14 +71,14 @@ def advise(arguments: argparse.Namespace) -> None:
 
 def _found(arguments: argparse.Namespace, progress: StudyBar) -> "tuple[Decision, str | None]":
     """The decision, and its id in the store, None where the store does not take it."""
-    from kvq_core.cli.layers import read_prompts
+    from kvq_core.cli.layers import study_prompts
     from kvq_core.recommend.decision import DecisionRequest, keep_decision
     from kvq_core.recommend.recommend import decide
     from kvq_core.record.store import open_store
 
     asked = DecisionRequest.of(**{name: getattr(arguments, name) for name in ASKED})
     given = {name: getattr(arguments, name) for name in ("study", "model", "weights", "workers")}
-    prompts = None if arguments.prompts is None else read_prompts(arguments.prompts)
+    prompts = None if arguments.prompts is None else study_prompts(arguments.prompts)
     store = open_store()
     found = decide(asked, **given, prompts=prompts, store=store, progress=progress)
     try:

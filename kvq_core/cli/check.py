@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_method_files(parser)
 
 
-def check(arguments: argparse.Namespace) -> int:
+def check_command(arguments: argparse.Namespace) -> int:
     """Print the checks of one method, or of those that the files define. 1 where one fails."""
     from kvq_core.packed.contract import Check, check_method
 

@@ -77,7 +77,7 @@ def engine(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(as_json(_data(arguments, measured, logs)))
     else:
-        print(table(measured, logs))
+        print(damage_table(measured, logs))
 
 
 def _measured(arguments: argparse.Namespace) -> list["EngineDamage"]:
@@ -110,7 +110,7 @@ def _converted(file: Path) -> "LoadedModel":
     return load(str(file))
 
 
-def table(measured: list["EngineDamage"], logs: list["LoggedRun"]) -> str:
+def damage_table(measured: list["EngineDamage"], logs: list["LoggedRun"]) -> str:
     """Pairs of types as rows, the reference and the floor first, then logs."""
     rows: list[tuple[str, ...]] = [COLUMNS]
     for at, one in enumerate(measured):

@@ -67,7 +67,7 @@ def inspect(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(as_json({**found.model_dump(mode="json"), "fits": fit_cli.as_data(fits)}))
     else:
-        print(f"{describe(found)}\n\n{fit_cli.describe_fit(fits)}")
+        print(f"{describe_inspection(found)}\n\n{fit_cli.describe_fit(fits)}")
 
 
 def _looked_at(arguments: argparse.Namespace, asked: "FitRequest") -> "tuple[Inspection, Fit]":
@@ -91,7 +91,7 @@ def _print_fit(arguments: argparse.Namespace, fits: "Fit", unknown: str) -> None
         print(f"{fits.title}\nNot known: {unknown}\n\n{fit_cli.describe_fit(fits)}")
 
 
-def describe(found: "Inspection") -> str:
+def describe_inspection(found: "Inspection") -> str:
     """All of it for a terminal: the sentence, facts, a line a layer, remedies, formats, what is published."""
     parts = [
         [found.title, *filter(None, [found.quantization]), *facts_lines(found.facts)],

@@ -38,9 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) ->
     parser.add_argument("--solve", metavar="ID", help="find the policy of these scores")
     parser.add_argument("--front", metavar="ID", help="print policies of these scores by budget, free and by engine")
     parser.add_argument("--bits", type=float, help="its budget, bits an element of keys and values")
-    parser.add_argument(
-        "--engine", help="only policies that this engine loads: vllm, llama.cpp, ik_llama.cpp, modelopt"
-    )
+    parser.add_argument("--engine", help="only policies that this engine loads: vllm, llama.cpp, ik_llama.cpp")
     parser.add_argument("--check-prompts", metavar="FILE", type=Path, help="prompts to verify it on, not scored before")
     parser.set_defaults(quiet=quiet)
 
@@ -84,7 +82,7 @@ def _score(arguments: argparse.Namespace) -> None:
     from kvq_core.recommend.sensitivity import score_layers
     from kvq_core.spec import DEFAULT_MODEL
 
-    prompts, candidates = read_prompts(arguments.prompts), [Candidate.parse(each) for each in arguments.format]
+    prompts, candidates = study_prompts(arguments.prompts), [Candidate.parse(each) for each in arguments.format]
     with redirect_stdout(sys.stderr), Bar() as bar:
         model = _loaded(arguments.model or DEFAULT_MODEL, bar)
         scores = _last(score_layers(model, prompts, candidates), bar, "Scoring layers")
@@ -98,14 +96,14 @@ def _score(arguments: argparse.Namespace) -> None:
 def _solve(arguments: argparse.Namespace) -> None:
     from kvq_core.recommend.engine_limits import engine_title
     from kvq_core.recommend.held_out import verify
-    from kvq_core.recommend.sensitivity import check_model, load_scores
+    from kvq_core.recommend.sensitivity import check_scores_model, load_scores
 
-    scores, prompts = load_scores(arguments.solve), read_prompts(arguments.check_prompts)
+    scores, prompts = load_scores(arguments.solve), study_prompts(arguments.check_prompts)
     if arguments.engine is not None:
         engine_title(arguments.engine)
     with redirect_stdout(sys.stderr), Bar() as bar:
         model = _loaded(arguments.model or scores.model, bar)
-        check_model(model, scores)
+        check_scores_model(model, scores)
         found = _last(verify(model, scores, arguments.bits, arguments.engine, prompts), bar, "Verifying")
     print(as_json(found.model_dump(mode="json")) if arguments.json else _answered(found))
 
@@ -114,24 +112,24 @@ def _front(arguments: argparse.Namespace) -> None:
     from kvq_core.models import outline
     from kvq_core.recommend.fronts import fronts
     from kvq_core.recommend.layer_plans import Candidate
-    from kvq_core.recommend.sensitivity import check_model, load_scores
+    from kvq_core.recommend.sensitivity import check_scores_model, load_scores
 
     scores = load_scores(arguments.front)
     with redirect_stdout(sys.stderr):
         model = outline(arguments.model or scores.model)
-        check_model(model, scores)
+        check_scores_model(model, scores)
     found = fronts(scores.costs(model.shape), [Candidate.parse(name) for name in scores.formats])
     if arguments.json:
         print(as_json({"id": scores.id, "fronts": [each.model_dump(mode="json") for each in found]}))
         return
     for each in found:
-        print(f"{each.title} {each.version or ''}".strip() + (" (in review)" if each.in_review else ""))
+        print(f"{each.title} {each.version or ''}".strip())
         rows = [("bits", "bytes", "KLD predicted")]
         rows += [(f"{point.bits:.2f}", f"{point.bytes:,}", f"{point.predicted:.3g}") for point in each.points]
         print("\n".join([*columns(rows), ""]))
 
 
-def read_prompts(file: Path) -> "list[StudyPrompt]":
+def study_prompts(file: Path) -> "list[StudyPrompt]":
     """The prompts of a file, as a study reads it. Raises SpecError."""
     from kvq_core.studies.sources import PromptSource
 

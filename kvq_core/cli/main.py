@@ -113,7 +113,9 @@ def _parser() -> Parser:
         return made
 
     own_cli.add_method_files(add("methods", "List the quantization methods and their knobs.", _methods))
-    check_cli.add_arguments(add("check-method", "Check that a method keeps what a method promises.", check_cli.check))
+    check_cli.add_arguments(
+        add("check-method", "Check that a method keeps what a method promises.", check_cli.check_command)
+    )
     add("presets", "List the ready experiments.", _presets)
     compare = add("compare", "Run a comparison, store it and print the result.", _compare)
     add_comparison(compare, "a ready experiment; see the command presets")
@@ -121,9 +123,9 @@ def _parser() -> Parser:
     compare.add_argument("--out", metavar="DIR", type=Path, help="also write the run's files into this folder")
     added_cli.add_lane_arguments(add("add", "Add a lane to a stored run, which is not computed again.", _add))
     summary = "Measure what a lane's damage comes from: parts of its cache kept in fp16, one at a time."
-    added_cli.add_arguments(add("why", summary, added_cli.why), _finished)
+    added_cli.add_arguments(add("why", summary, added_cli.why_command), _finished)
     summary = "Look at one lane of a stored run in every layer and head."
-    added_cli.add_arguments(add("capture", summary, added_cli.capture), _finished)
+    added_cli.add_arguments(add("capture", summary, added_cli.capture_command), _finished)
     summary = "Write one figure of a stored run as a page that needs no server."
     embed_cli.add_arguments(commands.add_parser("embed", help=summary, description=summary, **_options("embed")))
     show = add("show", "Print a stored run; nothing is computed.", _show)
@@ -148,17 +150,17 @@ def _parser() -> Parser:
     layers_cli.add_arguments(add("layers", summary, layers_cli.layers), _quiet)
     predict_cli.add_arguments(add("predict", "Whether captures foretell layers' costs.", predict_cli.predict), _quiet)
     summary = "Which lane to deploy for a memory, a context and a tolerance, how sure that is, and what it rests on."
-    advise_cli.add_arguments(add("advise", summary, advise_cli.advise), _quiet)
+    advise_cli.add_arguments(add("advise", summary, advise_cli.advise_command), _quiet)
     summary = "Run a GGUF file in the real llama.cpp under its cache types, against its own F32 cache."
     engine_cli.add_arguments(add("engine", summary, engine_cli.engine), _quiet)
     summary = "Change a few small tensors of a model's file so that a quantized cache keeps its answers."
-    mend_cli.add_arguments(add("mend", summary, mend_cli.mend), _quiet)
+    mend_cli.add_arguments(add("mend", summary, mend_cli.mend_command), _quiet)
     summary = "Run many prompts through the same lanes, with intervals over prompts."
-    study = add("study", summary, study_cli.study)
+    study = add("study", summary, study_cli.study_command)
     study_cli.add_arguments(study, _quiet)
     own_cli.add_method_files(study)
     summary = "Compute and draw the reference table, or check one that was submitted."
-    table_cli.add_arguments(add("table", summary, table_cli.table), _quiet)
+    table_cli.add_arguments(add("table", summary, table_cli.table_command), _quiet)
     verify_cli.add_arguments(add("verify", verify_cli.SUMMARY, verify_cli.verify))
     return parser
 

@@ -46,7 +46,7 @@ def measure_lanes(arguments: argparse.Namespace) -> None:
         found = {"measured": [m.model_dump(mode="json") for m in measured], "left_out": left_out}
         print(as_json(found))
     else:
-        print(table(measured, left_out))
+        print(measured_table(measured, left_out))
 
 
 def _measure(spec: "ComparisonSpec", request: Any) -> tuple[list["LaneMeasurement"], dict[str, str]]:
@@ -64,7 +64,7 @@ def _measure(spec: "ComparisonSpec", request: Any) -> tuple[list["LaneMeasuremen
     return measured, left_out
 
 
-def table(measured: list["LaneMeasurement"], left_out: dict[str, str]) -> str:
+def measured_table(measured: list["LaneMeasurement"], left_out: dict[str, str]) -> str:
     """Lanes as rows, and what was left out and why."""
     from kvq_core.packed.lanes import unquantized_bytes
 

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) ->
     parser.set_defaults(quiet=quiet)
 
 
-def mend(arguments: argparse.Namespace) -> None:
+def mend_command(arguments: argparse.Namespace) -> None:
     """Mend a file, or undo it, and print what was done."""
     arguments.quiet()
     if arguments.undo is not None:
@@ -78,7 +78,7 @@ def _undone(arguments: argparse.Namespace) -> str:
 
 def _request(arguments: argparse.Namespace) -> Any:
     from kvq_core.mend.formats import CacheFormat
-    from kvq_core.mend.mend import LEAST_CONTEXT, MendRequest, place_of
+    from kvq_core.mend.mend import LEAST_CONTEXT, MendRequest, model_place
 
     if arguments.model is None or arguments.form is None:
         raise SpecError("Give MODEL and --for, such as mend model.gguf --for q4_0 --out mended.gguf; see mend --help.")
@@ -94,9 +94,9 @@ def _request(arguments: argparse.Namespace) -> Any:
     if arguments.verify:
         from kvq_core.mend.verify import check_possible
 
-        check_possible(form, place_of(arguments.model))
+        check_possible(form, model_place(arguments.model))
     given = (arguments.context, arguments.out, arguments.prompts, arguments.check_prompts)
-    return MendRequest(place_of(arguments.model), form, *given, arguments.allow, arguments.only)
+    return MendRequest(model_place(arguments.model), form, *given, arguments.allow, arguments.only)
 
 
 def _verified(arguments: argparse.Namespace, found: "Mended", bar: Bar) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) ->
 def predict(arguments: argparse.Namespace) -> None:
     """Look at every prompt that was not looked at before, and correlate."""
     arguments.quiet()
-    from kvq_core.recommend.predict import cells_of, correlations, kept, look, model_of, work_sentence
+    from kvq_core.recommend.predict import cells_of, correlations, kept_prompt, look, model_of, work_sentence
 
     with redirect_stdout(sys.stderr), StudyBar() as progress:
         cells = cells_of(_planned(arguments.study), arguments.model)
@@ -36,8 +36,8 @@ def predict(arguments: argparse.Namespace) -> None:
         model = model_of(cells)
         print(work_sentence(model, cells), file=sys.stderr, flush=True)
         progress.went_on = lambda: (
-            f"Interrupted; {sum(kept(cell) is not None for cell in cells)} of {len(cells)} prompts are kept, and the "
-            "same command goes on from there."
+            f"Interrupted; {sum(kept_prompt(cell) is not None for cell in cells)} of {len(cells)} prompts are kept, "
+            "and the same command goes on from there."
         )
         seen = []
         with closing(look(model, cells)) as looked:

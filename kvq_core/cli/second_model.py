@@ -7,13 +7,13 @@ import sys
 
 from kvq_core.cli.bar import Bar
 from kvq_core.errors import KvqError
-from kvq_core.models.second import SECOND_MODEL, prepare
+from kvq_core.models.second import SECOND_MODEL, prepare_second
 
 
 def main() -> None:
     try:
         with Bar(timed=True) as bar:
-            for step in prepare():
+            for step in prepare_second():
                 bar(step.said, step.done, step.total)
     except KvqError as error:
         sys.exit(str(error))

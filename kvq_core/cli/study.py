@@ -61,10 +61,10 @@ def count(text: str) -> int:
     return int(text)
 
 
-def study(arguments: argparse.Namespace) -> int:
+def study_command(arguments: argparse.Namespace) -> int:
     """Run a study, or what is left of it, and print what it found."""
     arguments.quiet()
-    from kvq_core.cli.study_text import describe
+    from kvq_core.cli.study_text import describe_study
     from kvq_core.studies.cells import plan
     from kvq_core.studies.estimate import estimate
     from kvq_core.studies.study import run_plan
@@ -88,7 +88,7 @@ def study(arguments: argparse.Namespace) -> int:
         lines = [told.sentence, *([said] if said else []), *left[:LEFT_OUT], *([f"link: {link}"] if link else [])]
         print(as_json({**told.as_dict(), "link": link, "passed_over": said}) if arguments.json else "\n".join(lines))
         return 0
-    print(as_json(result.summary()) if arguments.json else describe(result))
+    print(as_json(result.summary()) if arguments.json else describe_study(result))
     if arguments.out is not None:
         write_out(arguments.out, result.write_parquet)
     return int(bool(result.failed))

@@ -16,7 +16,7 @@ _HEADER = ("prompts", "mean KLD", "95 % interval", "p95", "worst", "flips", "acc
 _FURTHER = ("tail of tokens", "prompts by tier", "KLD of structure", "of other tokens", "storage floor", "kernel floor")
 
 
-def describe(result: "StudyResult") -> str:
+def describe_study(result: "StudyResult") -> str:
     """The lanes in columns, what can be said of pairs, and what a reader must know."""
     told = result.summary()
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in told["cells"].items())

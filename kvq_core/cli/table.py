@@ -37,10 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) ->
     parser.set_defaults(quiet=quiet)
 
 
-def table(arguments: argparse.Namespace) -> int:
+def table_command(arguments: argparse.Namespace) -> int:
     """Compute what is missing of the table and draw it, or check one."""
     arguments.quiet()
-    from kvq_core.cli.table_text import markdown, runs
+    from kvq_core.cli.table_text import runs, table_markdown
     from kvq_core.machine import files
     from kvq_core.studies.cells import plan
     from kvq_core.studies.table import table_spec
@@ -59,7 +59,7 @@ def table(arguments: argparse.Namespace) -> int:
     if arguments.check:
         print("\n".join(_line(each) for each in found))
         return int(any(each.why is not None for each in found))
-    drawn = markdown(result, arguments.page)
+    drawn = table_markdown(result, arguments.page)
     print(as_json({**result.summary(), "runs": runs(result)}) if arguments.json else drawn)
     if arguments.out is not None:
         write_out(arguments.out, lambda file: files.write(file, drawn.encode()))

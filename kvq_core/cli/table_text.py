@@ -9,7 +9,7 @@ from kvq_core.studies.table import SETTINGS, setting
 _HEAD = ("Lane", "Bits", "Mean KLD", "95 % interval", "Worst prompt", "Flips", "Kept drafts")
 
 
-def markdown(result: StudyResult, page: str) -> str:
+def table_markdown(result: StudyResult, page: str) -> str:
     """The whole table; ``page``: where links open runs."""
     summary = result.summary()
     parts = [f"Study `{result.id}`: {summary['cells']['done']} of {summary['cells']['total']} cells."]

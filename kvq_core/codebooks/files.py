@@ -97,14 +97,14 @@ class Codebook(BaseModel):
         return _tensors(self.path, stamp, self.info.content)
 
 
-def folder() -> Path:
+def codebook_folder() -> Path:
     return settings().home / "codebooks"
 
 
 def codebooks() -> list[Codebook]:
     """Every readable codebook, the user's before the shipped ones; damaged and foreign files are passed over."""
     found = []
-    for place in (folder(), SHIPPED):
+    for place in (codebook_folder(), SHIPPED):
         for path in sorted(place.glob("*.safetensors")):
             try:
                 found.append(Codebook(path=path, info=_header(path, path.stat().st_mtime_ns)))
@@ -115,7 +115,7 @@ def codebooks() -> list[Codebook]:
 
 def save_codebook(info: CodebookInfo, tensors: dict[str, Tensor]) -> Codebook:
     """Write a codebook; readers see the old file or the new one, whole. Raises StoreError where it cannot be done."""
-    place, info = folder(), info.model_copy(update={"content": content_hash(tensors)})
+    place, info = codebook_folder(), info.model_copy(update={"content": content_hash(tensors)})
     data = save({k: t.contiguous() for k, t in tensors.items()}, {"codebook": info.model_dump_json()})
     path = place / f"{info.file_name}.safetensors"
     try:
@@ -135,12 +135,14 @@ def delete_codebook(file_name: str) -> Codebook:
     """
     found = get_codebook(file_name)
     if found.shipped:
-        raise KvqError(f"{file_name} is part of the project and stays; codebooks under {folder()} can be deleted.")
+        raise KvqError(
+            f"{file_name} is part of the project and stays; codebooks under {codebook_folder()} can be deleted."
+        )
     try:
         found.path.unlink(missing_ok=True)
     except OSError as error:
         raise KvqError(f"{found.path} cannot be deleted: {error.strerror}.") from None
-    for partial in folder().glob(f"{found.info.file_name}.*.partial"):
+    for partial in codebook_folder().glob(f"{found.info.file_name}.*.partial"):
         shutil.rmtree(partial, ignore_errors=True)
     return found
 

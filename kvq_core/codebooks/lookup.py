@@ -53,7 +53,7 @@ def stages_for(bits: float, pairs: int, levels: int) -> int:
     return max(1, round(bits * pairs / (levels.bit_length() - 1)))
 
 
-def find(wanted: CodebookNeed, model: str | None, weights_hash: str | None) -> Codebook | None:
+def find_codebook(wanted: CodebookNeed, model: str | None, weights_hash: str | None) -> Codebook | None:
     """The best codebook there is: of the same weights, else of the same model id; without a model, of that name."""
     fitting = [book for book in codebooks() if wanted.fits(book.info)]
     if model is None:
@@ -71,7 +71,7 @@ def require(
 
     Raises MethodError: there is none, and the command that trains it, or it was made for another shape.
     """
-    book = find(wanted, model, weights_hash)
+    book = find_codebook(wanted, model, weights_hash)
     if book is None and model is None and wanted.name is None:
         raise MethodError(
             "Codebooks belong to a model and these tensors to none; name a trained set: codebooks = NAME."

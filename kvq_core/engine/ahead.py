@@ -94,11 +94,6 @@ class Ahead:
         sizes = [end - start for start, end in zip(starts, starts[1:], strict=False)]
         return sizes if len(sizes) * FEWEST <= tokens else None
 
-    def at_once(self, tokens: int) -> int:
-        """How many of the next ``tokens`` one pass may take, be they known or guessed."""
-        ends = self._ends(tokens)
-        return 1 if ends is None else min(ends, default=tokens)
-
     @property
     def knows_reads(self) -> bool:
         """Whether it is known beforehand what queries read."""

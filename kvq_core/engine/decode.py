@@ -1,14 +1,13 @@
 """Lock-step decoding: one batched forward a step for the reference, the forced lanes and the free lanes."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from kvq_core.engine.ahead import Ahead, pass_tokens, read_at_once
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.drafts import Drafts
 from kvq_core.engine.encoded_lanes import EncodedLanes
 from kvq_core.engine.lane_state import Finish
 from kvq_core.engine.prefill import SharedPrefill
@@ -24,7 +23,6 @@ from kvq_core.spec import ComparisonSpec, Lane
 # logits of the reference (n, vocabulary) and of the forced lanes (lanes, n, vocabulary), and the n tokens that follow
 Score = Callable[[Tensor, Tensor, list[int]], None]
 Close = Callable[[Rows], None]
-Kept = Callable[[Tensor], int]
 
 
 class Decode(EncodedLanes):
@@ -40,21 +38,18 @@ class Decode(EncodedLanes):
         given: list[int] | None = None,
         follow: list[int] | None = None,
         answered: Tensor | None = None,
-        known: Sequence[list[int]] = (),
     ):
         """``given``: the reference's answer, of other lanes' batch or of another file, which is followed here, too.
         ``follow``: the ids of a continuation, where they are known. ``answered``: the reference's logits (positions,
-        vocabulary) by scored position, of a batch of its own; then it has no row beside the lanes. ``known``: other
-        texts that a lane may go on as."""
+        vocabulary) by scored position, of a batch of its own; then it has no row beside the lanes."""
         if follow is None and spec.continuation is not None:
             follow = model.encode(spec.continuation)
         self.follow = follow
         total = len(follow) if follow is not None else spec.max_new_tokens
         super().__init__(model, prefill, spec, lanes, stress, total, answered is None)
-        self._given, self._answered, self._known = given, answered, known
+        self._given, self._answered = given, answered
         self._lead: Decode | None = None  # the reference by itself, where its answer is written before lanes are fed
         self._begun: LaneCache | None = None  # of a lane that writes its own text afterwards, the prompt's alone
-        self._drafts: Drafts | None = None  # of what it writes
         self._passes: list[int] = []  # how many tokens each pass takes, where the answer is known beforehand
         self.token_ids: list[int] = []
         self.finish: Finish | None = None
@@ -71,7 +66,7 @@ class Decode(EncodedLanes):
         yield from self._know()
         sampler = Sampler(self.spec.temperature, self.spec.seed)
         self._begin(sampler, close)
-        while not self._over() and self._drafts is None:
+        while not self._over():
             fed = self._fed()
             forced = self._forced_rows() if fed else 0
             hidden = len(fed) > 1  # of a chunk the head reads a part at a time
@@ -89,9 +84,6 @@ class Decode(EncodedLanes):
             self._drop_finished()
             if hidden and self.model.device.type == "cpu":
                 release_memory()  # what a chunk took, the allocator would keep beside what the next one takes
-            yield
-        while self._drafts is not None and not self._over():
-            self._write(self._drafts, sampler)
             yield
 
     def _know(self) -> Iterator[None]:
@@ -144,24 +136,7 @@ class Decode(EncodedLanes):
         sampler = Sampler(self.spec.temperature, self.spec.seed)
         for _ in state.token_ids:
             sampler.draw(self.prefill.logits.shape[-1])
-        self._drafts = Drafts(self.rows.ahead, [*self._known, self.token_ids], [*self.prefill.ids, *state.token_ids])
         return sampler
-
-    def _write(self, drafts: Drafts, sampler: Sampler) -> None:
-        """The one row that is left reads its last token and guesses at what follows, and keeps what it chooses."""
-        at = len(written := self._free[0].token_ids)
-        guessed = drafts.guess(self.total - at) if self._states is None else []  # a state cannot take tokens back
-
-        def kept(out: Tensor) -> int:
-            for logits, guess in zip(self._stepping.head(out)[0], [*guessed, None], strict=True):
-                self._extend_free(self._chosen(sampler, logits[None]))
-                if self._free[0].finish or written[-1] != guess:
-                    break
-            return len(written) - at
-
-        self._forward([[written[-1], *guessed]], True, kept)
-        drafts.extend(written[at:])
-        self._drop_finished()
 
     @property
     def written(self) -> list[int]:
@@ -287,13 +262,13 @@ class Decode(EncodedLanes):
             state.free = None
         self._free = [state for state in self._free if state not in gone]
 
-    def _forward(self, inputs: list[list[int]], hidden: bool = False, kept: Kept | None = None) -> Tensor:
+    def _forward(self, inputs: list[list[int]], hidden: bool = False) -> Tensor:
         """One batched forward of all rows and the upkeep of their caches: logits (rows, tokens, vocabulary), or what
-        the head reads, (rows, tokens, hidden size), which may tell how many of the tokens are ``kept``."""
+        the head reads, (rows, tokens, hidden size)."""
         self._stepper()  # laid out before the time of steps is taken
         began = time.perf_counter()
         out = self.passed(torch.tensor(inputs), hidden)
-        self.settle(len(inputs[0]) if kept is None else kept(out))
+        self.settle(len(inputs[0]))
         self.step_seconds.append(time.perf_counter() - began)
         self.step_rows.append(len(inputs))
         return out

@@ -13,7 +13,6 @@ from kvq_core.engine.stress import AppliedStress, apply_stress
 from kvq_core.errors import ModelError
 from kvq_core.inspection.facts import facts_of
 from kvq_core.inspection.figures import figures_of
-from kvq_core.inspection.formats import formats_of
 from kvq_core.inspection.remedies import (
     BYTES_AT,
     CENTRED,
@@ -24,15 +23,42 @@ from kvq_core.inspection.remedies import (
     remedy,
     remedy_lanes,
 )
-from kvq_core.inspection.report import Inspection, LayerFigures, Remedy
+from kvq_core.inspection.report import FormatBytes, Inspection, LayerFigures, Remedy
 from kvq_core.inspection.risk import known_of, reasons_of, sentence_of
 from kvq_core.inspection.rules import rules
 from kvq_core.machine.files import keep_memo, read_memo
 from kvq_core.machine.memory import memory_errors_as_limits
+from kvq_core.methods import methods
 from kvq_core.models import LoadedModel, in_memory, load, prepare
 from kvq_core.presets import preset
 from kvq_core.settings import settings
+from kvq_core.sizing.count import NotKnown, cache_bytes
 from kvq_core.spec import ComparisonSpec, Lane, Stress
+
+LENGTHS = (2_048, 8_192, 32_768, 131_072)  # tokens of a context
+
+
+def formats_of(model: LoadedModel) -> tuple[FormatBytes, ...]:
+    """Every method at its defaults.
+
+    Widths that a method reads from the data (QAQ's) are those of random numbers; a run measures them on a prompt's.
+    """
+    return tuple(_format(model, Lane(method=name)) for name in methods())
+
+
+def _format(model: LoadedModel, lane: Lane) -> FormatBytes:
+    method = lane.build()
+    named = {"method": lane.method, "title": method.title, "settings": method.summary()}
+    if reason := lane.why_not(model.shape):
+        return FormatBytes(**named, nbytes={}, why_not=reason)
+    sizes, counted = {}, tuple[str, ...]()
+    for tokens in LENGTHS:
+        found = cache_bytes(lane, model.shape, tokens, tokens, model=model.ref)
+        if isinstance(found, NotKnown):
+            return FormatBytes(**named, nbytes={}, why_not=found.reason)
+        sizes[tokens], counted = found.tensors, (*found.from_data, *found.learned)
+    return FormatBytes(**named, nbytes=sizes, counted=counted)
+
 
 VERSION = 4  # raised whenever a change alters figures, so that kept ones are measured again
 TEXT = "long-prompt"  # the preset whose prompt is read, as it is

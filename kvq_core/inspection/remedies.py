@@ -36,7 +36,7 @@ def remedy_lanes(shape: ModelShape, at_risk: Iterable[int] = ()) -> dict[str, La
     }
     exempt = sorted(at_risk)
     if exempt and (left := tuple(layer for layer in shape.full if layer not in exempt)):
-        lanes[f"{named(exempt)} in fp16"] = _changed(plain, layers=left)
+        lanes[f"{layer_words(exempt)} in fp16"] = _changed(plain, layers=left)
     return {name: lane.model_copy(update={"label": name}) for name, lane in lanes.items()}
 
 
@@ -44,7 +44,7 @@ def _changed(plain: Lane, **changes: object) -> Lane:
     return Lane.model_validate({**plain.model_dump(), "label": "", **changes})
 
 
-def named(layers: Sequence[int]) -> str:
+def layer_words(layers: Sequence[int]) -> str:
     """``Layers 0-2, 8`` or ``Layer 4``."""
     return f"{'Layer' if len(layers) == 1 else 'Layers'} {spans(layers)}"
 

@@ -26,7 +26,7 @@ MEANT = tuple({*_HALVES, *_FLOATS, Kind.IQ1_M, Kind.MXFP4, Kind.NVFP4})
 def scaled(raw: np.ndarray, kind: Kind, factors: np.ndarray) -> np.ndarray:
     """Rows (rows, bytes) as they lie in a file, each times its factor (rows,). Raises ValueError for other types."""
     if kind in _FLOATS:
-        return floats_as(numbers(raw, kind) * factors[:, None], kind)
+        return floats_as(dequantized(raw, kind) * factors[:, None], kind)
     rows, size = len(raw), GGML_QUANT_SIZES[kind][1]
     blocks = raw.reshape(rows, -1, size).copy()
     by = factors.astype(np.float32)[:, None]
@@ -49,15 +49,15 @@ def scaled(raw: np.ndarray, kind: Kind, factors: np.ndarray) -> np.ndarray:
 
 def errors(raw: np.ndarray, new: np.ndarray, kind: Kind, factors: np.ndarray) -> np.ndarray:
     """How far each of the new rows is from the old one times its factor, in parts of that (rows,)."""
-    wanted = numbers(raw, kind) * factors[:, None]
+    wanted = dequantized(raw, kind) * factors[:, None]
     size = np.linalg.norm(wanted, axis=1)
-    apart: np.ndarray = np.linalg.norm(numbers(new, kind) - wanted, axis=1) / np.maximum(
+    apart: np.ndarray = np.linalg.norm(dequantized(new, kind) - wanted, axis=1) / np.maximum(
         size, np.finfo(np.float32).tiny
     )
     return apart
 
 
-def numbers(raw: np.ndarray, kind: Kind) -> np.ndarray:
+def dequantized(raw: np.ndarray, kind: Kind) -> np.ndarray:
     """float32 (rows, columns) of rows as they lie in a file."""
     found: np.ndarray = gguf.dequantize(np.ascontiguousarray(raw), kind).reshape(len(raw), -1)
     return found

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.mend.edit import Edit
-from kvq_core.mend.fold import layers_of
+from kvq_core.mend.fold import mendable_layers
 from kvq_core.mend.formats import CacheFormat
 from kvq_core.mend.passes import ReferencePass
 from kvq_core.mend.weigh import EVEN, EXPONENTS, BiasCosts, LayerErrors, bias_costs
@@ -98,7 +98,7 @@ class Choosing:
     def __post_init__(self) -> None:
         shape = self.model.shape
         rope = self.model.rope(2)
-        self._layers = layers_of(self.model)
+        self._layers = mendable_layers(self.model)
         self._pairs = {layer: Pairs.of_rope(rope, layer) for layer in self._layers}
         self._none = Edit.none(shape.layers, shape.kv_heads, shape.head_dim)
 

@@ -37,10 +37,6 @@ class Edit:
         """The biases' part alone."""
         return replace(self, scale=torch.ones_like(self.scale))
 
-    def without_biases(self) -> "Edit":
-        """The scales' part alone."""
-        return replace(self, keep=torch.ones_like(self.keep))
-
     def with_keep(self, layer: int, keep: Tensor) -> "Edit":
         """With what stays of a layer's biases (head_dim,), or (kv_heads, head_dim)."""
         every = self.keep.clone()

@@ -35,7 +35,7 @@ class Layer:
     shared: bool = False
 
 
-def layers_of(model: LoadedModel) -> dict[int, Layer]:
+def mendable_layers(model: LoadedModel) -> dict[int, Layer]:
     """Layers whose heads are those that lanes quantize. Raises ModelError where an edit of one would change the model,
     or that is not known."""
     calls = survey(model.model)
@@ -54,9 +54,9 @@ def layers_of(model: LoadedModel) -> dict[int, Layer]:
 
 def row_factors(model: LoadedModel, edit: Edit) -> dict[str, Tensor]:
     """By the parameter's name, what its rows are multiplied with (rows,); of a norm's, its gains. Only those that
-    change. Raises ModelError as ``layers_of`` does."""
+    change. Raises ModelError as ``mendable_layers`` does."""
     found: dict[str, Tensor] = {}
-    for layer, own in layers_of(model).items():
+    for layer, own in mendable_layers(model).items():
         keep, scale = edit.keep[layer].double(), edit.scale[layer].double()  # so that s times 1 / s is 1
         groups = own.call.query_heads // own.call.kv_heads
         queries, keys = scale.repeat_interleave(groups, 0).flatten(), (1 / scale).flatten()
@@ -68,19 +68,6 @@ def row_factors(model: LoadedModel, edit: Edit) -> dict[str, Tensor]:
         found |= _projections(model, own, queries, keys, bias)
     parameters = dict(model.model.named_parameters())
     return {name: factor for name, factor in found.items() if name in parameters and bool((factor != 1).any())}
-
-
-def apply_to(model: LoadedModel, edit: Edit) -> None:
-    """Change the weights of a model that nobody else uses."""
-    offsets = {name: own.offset for own in layers_of(model).values() for name in own.norms or ()}
-    parameters = dict(model.model.named_parameters())
-    with torch.no_grad():
-        for name, factor in row_factors(model, edit).items():
-            parameter, offset = parameters[name], offsets.get(name, 0.0)
-            by = factor.to(parameter).view(-1, *[1] * (parameter.dim() - 1)) if name not in offsets else None
-            if by is None:
-                by = factor.to(parameter).view(parameter.shape)
-            parameter.copy_((parameter + offset) * by - offset)
 
 
 def _projections(model: LoadedModel, own: Layer, queries: Tensor, keys: Tensor, bias: Tensor) -> dict[str, Tensor]:

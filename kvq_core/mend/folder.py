@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from kvq_core.errors import ModelError, StoreError
 from kvq_core.machine import files
-from kvq_core.mend.blocks import floats_as, numbers
+from kvq_core.mend.blocks import dequantized, floats_as
 from kvq_core.models.gguf.header import mended_for
 
 SAID = "kvq-mend.json"  # beside the weights: what was done
@@ -101,7 +101,7 @@ def _change(file: Path, at: tuple[str, int, int], factors: np.ndarray, offset: f
         )
     raw = np.fromfile(file, np.uint8, end - start, offset=start).reshape(len(factors), -1)
     changed = np.flatnonzero(factors != 1)
-    new = (numbers(raw[changed], kind) + offset) * factors[changed, None] - offset
+    new = (dequantized(raw[changed], kind) + offset) * factors[changed, None] - offset
     raw[changed] = floats_as(new, kind)
     with file.open("r+b") as stream:
         stream.seek(start)

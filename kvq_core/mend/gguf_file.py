@@ -180,7 +180,7 @@ def _restore(path: Path, kept: Path) -> str:
             f"{told['sha256']}. Nothing was changed; remove {kept} where that file is gone."
         )
     _put(path, old)
-    identity.remember(path, digest)
+    identity.remember_hash(path, digest)
     kept.unlink()
     return digest
 

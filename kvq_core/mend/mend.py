@@ -15,7 +15,7 @@ from kvq_core.mend import folder, gguf_file
 from kvq_core.mend.check import Measured, check
 from kvq_core.mend.choose import Choosing, Chosen
 from kvq_core.mend.edit import Edit
-from kvq_core.mend.fold import layers_of, row_factors
+from kvq_core.mend.fold import mendable_layers, row_factors
 from kvq_core.mend.formats import CacheFormat
 from kvq_core.mend.passes import ReferencePass
 from kvq_core.mend.tensors import changes_of
@@ -85,7 +85,7 @@ class Mended:
         }
 
 
-def place_of(given: str) -> Path:
+def model_place(given: str) -> Path:
     """The file or folder that a model's name stands for. Raises ModelError where it is none of this machine."""
     path = bundled_gguf() if given == DEFAULT_MODEL else Path(given).expanduser()
     if path.is_file() or (path / "config.json").is_file():
@@ -116,7 +116,7 @@ def mend(request: MendRequest, tell: Tell) -> Mended:
     _check(request, header)
     model = load(str(request.model))
     request.form.check(model)
-    layers_of(model)
+    mendable_layers(model)
     if request.context > model.shape.context:
         raise SpecError(
             f"--context {request.context:,} is beyond the {model.shape.context:,} tokens that {model.title} takes."
@@ -201,7 +201,7 @@ def _write(found: Mended, model: LoadedModel, header: Header | None) -> None:
     factors = {name: factor.numpy() for name, factor in row_factors(model, found.chosen.edit).items()}
     if header is None:
         assert request.out is not None
-        offsets = {name: own.offset for own in layers_of(model).values() for name in own.norms or ()}
+        offsets = {name: own.offset for own in mendable_layers(model).values() for name in own.norms or ()}
         folder.write_copy(
             request.model, factors, offsets, request.out, said(request, found, identity.weights_of(request.model))
         )

@@ -8,7 +8,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
 from kvq_core.errors import ModelError, excerpt
-from kvq_core.mend.blocks import MEANT, errors, floats_as, numbers, scaled
+from kvq_core.mend.blocks import MEANT, dequantized, errors, floats_as, scaled
 from kvq_core.models.gguf.conversion import planned
 from kvq_core.models.gguf.families import FAMILIES
 from kvq_core.models.gguf.family import Family
@@ -68,14 +68,14 @@ def _change(path: Path, entry: TensorEntry, factors: np.ndarray) -> TensorChange
         if not plain and not errors(raw[some], new[some], kind, factors[some]).max() <= MOST_ERROR:
             new, kind = _as_halves(raw, kind, factors), Kind.F16
             break
-    if not all(np.isfinite(numbers(new[some], kind)).all() for some in changed):
+    if not all(np.isfinite(dequantized(new[some], kind)).all() for some in changed):
         raise ModelError(f"{path.name} cannot be mended: {excerpt(entry.name)} holds no numbers.")
     return TensorChange(entry, new.tobytes(), kind)
 
 
 def _as_halves(raw: np.ndarray, kind: Kind, factors: np.ndarray) -> np.ndarray:
     every = (
-        floats_as(numbers(raw[some], kind) * factors[some, None], Kind.F16) for some in _parts(np.arange(len(raw)))
+        floats_as(dequantized(raw[some], kind) * factors[some, None], Kind.F16) for some in _parts(np.arange(len(raw)))
     )
     return np.concatenate(list(every))
 

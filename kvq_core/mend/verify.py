@@ -40,13 +40,13 @@ def verify(found: Mended, tell: Tell) -> dict[str, Any]:
     every = []
     for number, (file, each) in enumerate(runs):
         tell("Running llama.cpp", number, len(runs))
-        every.append(answers(file, each, found.ids))
+        every.append(engine_answers(file, each, found.ids))
     own, *others = every
     measured = Measured(*(compared(own, other) for other in others))
     return {"engine": f"xllamacpp {version()}", "flags": types.flags, **measured.data()}
 
 
-def answers(file: Path, types: Types, prompts: list[list[int]]) -> list[list[Top]]:
+def engine_answers(file: Path, types: Types, prompts: list[list[int]]) -> list[list[Top]]:
     """Of every prompt what the engine gave to its last tokens, one at a time."""
     with LlamaCpp(file, types, max(map(len, prompts)) + SPARE) as engine:
         return [engine.logprobs(ids[:-SCORED], ids[-SCORED:], TOP) for ids in prompts]

@@ -7,6 +7,6 @@ from kvq_core.models import bundled
 
 try:
     bundled.bundled_gguf()
-    print(bundled.convert(bundled.folder()))
+    print(bundled.convert_bundled(bundled.folder()))
 except KvqError as error:
     sys.exit(str(error))

@@ -101,6 +101,6 @@ def converting(target: Path) -> Generator[ConversionStep, None, Path]:
     return target
 
 
-def convert(target: Path) -> Path:
+def convert_bundled(target: Path) -> Path:
     """``converting``, to its end."""
     return last(converting(target))

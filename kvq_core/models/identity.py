@@ -61,7 +61,7 @@ def sha256_of(file: Path) -> str:
     return _hash_once(file, lambda: _digest(file))
 
 
-def remember(file: Path, digest: str) -> None:
+def remember_hash(file: Path, digest: str) -> None:
     """Spare ``sha256_of`` reading a file that was hashed while it was written."""
     keep_memo(_memo(file), {"stamp": stamp(file), "weights": digest})
 
@@ -76,7 +76,7 @@ def _remembered(place: Path, now: list[list[Any]]) -> str | None:
     return told if isinstance(told, str) else None
 
 
-def weights_in_memory(model: Any) -> str:
+def loaded_weights_hash(model: Any) -> str:
     """sha256 over the names and bytes of a model's tensors."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):

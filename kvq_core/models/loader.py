@@ -13,7 +13,7 @@ from kvq_core.models.choice import check_offered
 from kvq_core.models.gguf.fetching import fetched_weights
 from kvq_core.models.gguf.folder import Steps, last
 from kvq_core.models.loaded import LoadedModel
-from kvq_core.models.lockstep import ATTENTION, register
+from kvq_core.models.lockstep import ATTENTION, register_attention
 from kvq_core.models.naming import dtype_here, known_by, tokenizer_of, unreadable
 from kvq_core.models.source import Files, ModelSource, announce, files_of, find, path_of, resolve
 from kvq_core.models.support import check_config, check_model, check_room, check_weights
@@ -28,7 +28,7 @@ def wrap(model: Any, tokenizer: Any, *, id: str, title: str = "", revision: str 
     """
     check_config(model.config)
     check_model(model)
-    weights = identity.weights_in_memory(model)
+    weights = identity.loaded_weights_hash(model)
     whole = identity.whole_in_memory(weights, model, tokenizer)
     size = sum(weight.nbytes for weight in model.parameters())
     return _ready(LoadedModel(id, title or id, revision, model, tokenizer, weights[:16], whole[:16], None, size))
@@ -157,6 +157,6 @@ def _checked(id: str, source: ModelSource) -> tuple[Files, Any, dict[str, str] |
 
 
 def _ready(loaded: LoadedModel) -> LoadedModel:
-    register()
+    register_attention()
     loaded.model.eval().requires_grad_(False).set_attn_implementation(ATTENTION)
     return loaded

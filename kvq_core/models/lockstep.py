@@ -89,7 +89,7 @@ def check_asked(mask: Tensor | None, kwargs: dict[str, Any]) -> None:
         raise ForeignAttention(f"its attention uses {', '.join(foreign)}, which the engine does not apply")
 
 
-def register() -> None:
+def register_attention() -> None:
     """Make the attention known to transformers under its own name; existing ones stay as they are."""
     from transformers import AttentionInterface
 

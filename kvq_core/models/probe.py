@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from kvq_core.machine.files import keep_memo, read_memo
 from kvq_core.models.kinds import kinds_of
-from kvq_core.models.lockstep import ATTENTION, attending, register
+from kvq_core.models.lockstep import ATTENTION, attending, register_attention
 from kvq_core.models.rope import Rope, Rotation
 from kvq_core.models.scoring import Scoring
 from kvq_core.models.shape import scoring_of
@@ -61,7 +61,7 @@ def probe(model: Any, rope: Rope) -> tuple[Rotation, ...]:
 
     held = model.config._attn_implementation
     if held != ATTENTION:
-        register()
+        register_attention()
         model.set_attn_implementation(ATTENTION)
     try:
         with attending(attend, scoring_of(model)):

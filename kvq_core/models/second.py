@@ -33,7 +33,7 @@ def local_file() -> Path | None:
     return _checked(file) if file.is_file() else None
 
 
-def download() -> FetchedFile:
+def download_second() -> FetchedFile:
     """The file from the Hub, in the downloads of KVQ_HOME, telling how far it is; an interrupted download goes on where
     it stopped.
 
@@ -54,10 +54,10 @@ def download() -> FetchedFile:
         ) from None
 
 
-def prepare() -> Generator[ConversionStep, None, None]:
+def prepare_second() -> Generator[ConversionStep, None, None]:
     """Find or fetch it, check and convert it; raises ModelError where it cannot be had."""
     if not is_converted():
-        file = local_file() or (yield from download())
+        file = local_file() or (yield from download_second())
         yield from find(str(file.resolve()), None)
 
 

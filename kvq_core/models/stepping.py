@@ -110,7 +110,7 @@ def _takes(matrix: nn.Linear) -> bool:
     return torch.backends.mkldnn.is_available() and weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
-def product(weight: Tensor, bias: Tensor | None, laid_out: bool) -> Product:
+def laid_out_linear(weight: Tensor, bias: Tensor | None, laid_out: bool) -> Product:
     """``linear`` of x (..., inputs) with a weight (outputs, inputs), in torch's layout or in oneDNN's own."""
     if not laid_out:
         return partial(linear, weight=weight, bias=bias)
@@ -131,7 +131,7 @@ class Matrix(nn.Module):
 
     def __init__(self, whole: nn.Linear):
         super().__init__()
-        self.whole, self.product = whole, product(whole.weight, whole.bias, True)
+        self.whole, self.product = whole, laid_out_linear(whole.weight, whole.bias, True)
 
     @property
     def weight(self) -> Tensor:
@@ -152,7 +152,7 @@ class DividedHead(nn.Module):
     def __init__(self, head: nn.Linear, cores: int, laid_out: bool):
         super().__init__()
         self.head, self.parts = head, threads.shares(head.out_features, cores)
-        self.products = [product(head.weight[part], None, laid_out and _takes(head)) for part in self.parts]
+        self.products = [laid_out_linear(head.weight[part], None, laid_out and _takes(head)) for part in self.parts]
 
     def forward(self, x: Tensor) -> Tensor:
         out = x.new_empty(*x.shape[:-1], self.head.out_features)
@@ -173,7 +173,7 @@ class DividedMLP(nn.Module):
         gate, up, down = (matrix.weight for matrix in _matrices(mlp))
         laid_out = laid_out and all(map(_takes, _matrices(mlp)))
         self.shares = [
-            [product(weight, None, laid_out) for weight in (gate[part], up[part], down[:, part])]
+            [laid_out_linear(weight, None, laid_out) for weight in (gate[part], up[part], down[:, part])]
             for part in threads.shares(len(up), cores)
         ]
 

@@ -42,7 +42,7 @@ class Pieces:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def alone(tokenizer: Any, id: int) -> str:
+def lone_token_text(tokenizer: Any, id: int) -> str:
     """Text of one token by itself, special or not; its bytes that are no whole character stand as ``<0xE4>``."""
     text = str(tokenizer.decode([id], skip_special_tokens=False))
     token = tokenizer.convert_ids_to_tokens(id)

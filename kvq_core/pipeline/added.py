@@ -164,8 +164,7 @@ class Addition(Run):
         tokens, floor = self.parent.reference.token_ids, self.parent.noise_floor.metrics
         apart = self.spec.capture.detail == "off"  # what is captured is against a reference in the same batch
         logits = (yield from self._logits(tokens)) if apart else None
-        wrote = [lane.token_ids for lane in self.parent.lanes if lane.token_ids]
-        self.answer = GivenAnswer(tokens, floor.near_tie_margin if floor else 0.0, logits, wrote)
+        self.answer = GivenAnswer(tokens, floor.near_tie_margin if floor else 0.0, logits)
         self.seconds["encode"] = self.seconds.get("encode", 0.0) + time.perf_counter() - began
 
     def _logits(self, tokens: list[int]) -> Generator[Event, None, Tensor]:

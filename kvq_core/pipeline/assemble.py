@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvq_core.engine.rate import BITS, reference_curve
 from kvq_core.models import LoadedModel, identity_of
-from kvq_core.models.text import Pieces, alone
+from kvq_core.models.text import Pieces, lone_token_text
 from kvq_core.pipeline.conditions import capture_info, environment, stress_record, timing
 from kvq_core.pipeline.state import Run
 from kvq_core.record.fields import RESULTS_VERSION, LaneRecord, Record, Reference
@@ -112,4 +112,4 @@ def _vocabulary(run: Run, rows: list[Reference | LaneRecord]) -> dict[int, str]:
     columns += [batch.fidelity.column("topk_ids", at) for batch in run.batches for at in range(len(batch.running))]
     named = torch.cat([column.flatten().long() for column in columns]).unique().tolist()
     parts = {id for row in rows for id, piece in zip(row.token_ids, row.tokens, strict=True) if not piece}
-    return {id: alone(run.model.tokenizer, id) for id in sorted({*named, *parts})}
+    return {id: lone_token_text(run.model.tokenizer, id) for id in sorted({*named, *parts})}

@@ -36,13 +36,11 @@ KERNEL_FLOOR = Lane(label="Another kernel", method="fp16")
 @dataclass(frozen=True)
 class GivenAnswer:
     """What a reference answered in a run before: its tokens, up to which of its margins a flip is a near-tie, and its
-    logits (positions, vocabulary) by scored position, of a batch of its own; without them it rides beside the lanes.
-    ``lanes``: what its lanes wrote, the likeliest last."""
+    logits (positions, vocabulary) by scored position, of a batch of its own; without them it rides beside the lanes."""
 
     token_ids: list[int]
     near_tie_margin: float
     logits: torch.Tensor | None = None
-    lanes: list[list[int]] = field(default_factory=list)
 
 
 @dataclass
@@ -103,13 +101,13 @@ class Batch:
         """Raises MethodError where a floor cannot be set up."""
         began = time.perf_counter()
         given = self.first.decode.token_ids if self.first else None
-        logits, known = None, list[list[int]]()
+        logits = None
         if self.against is not None and self.spec.continuation is None:
             given = self.against.token_ids
         if self.answer is not None:
-            given, logits, known = self.answer.token_ids, self.answer.logits, self.answer.lanes
+            given, logits = self.answer.token_ids, self.answer.logits
         what = self.model, self.prefill, self.spec, [*self.lanes, *self.floors], self.stress
-        self.decode = Decode(*what, given, answered=logits, known=known)
+        self.decode = Decode(*what, given, answered=logits)
         self._enter_kernel()
         self.decode.script, self.decode.shared = self.script, self.shared
         for state in self.decode.states:

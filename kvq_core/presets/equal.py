@@ -71,7 +71,7 @@ def _latent(schedule: str, value_bits: int) -> LaneData:
 
 
 @cache
-def families() -> dict[str, list[LaneData]]:
+def compared_families() -> dict[str, list[LaneData]]:
     """Every family at the widths that are compared, most bits first."""
     exl = [(key, value) for key, value in product(range(8, 1, -1), repeat=2) if 0 <= key - value <= 2]
     return {
@@ -109,7 +109,7 @@ def between(family: str) -> Iterator[LaneData]:
         yield from (_latent(name, value_bits) for value_bits, name in product((8, 4, 2), NAMED))
     if family in SOLVED:
         tried = (knobs for knobs in SOLVED[family].tried() if knobs)
-        for knobs, lane in product(tried, families()[family]):
+        for knobs, lane in product(tried, compared_families()[family]):
             yield {**lane, "knobs": {**lane["knobs"], **knobs}}
 
 
@@ -130,13 +130,13 @@ def equal_bytes(
         at = replace(at, shape=shape)
     if tokens is not None:
         at = replace(at, prompt=tokens, tokens=tokens + at.tokens - at.prompt)
-    return list(filter(None, (_solved(family, bits, at) for family in families())))
+    return list(filter(None, (_solved(family, bits, at) for family in compared_families())))
 
 
 @lru_cache(512)  # of prompts of any length
 def _solved(family: str, budget: float, at: CacheAt) -> LaneData | None:
     known: list[tuple[float, LaneData]] = []
-    for lane in families()[family]:
+    for lane in compared_families()[family]:
         known += _sized(lane, at)
     met = [one for one in known if abs(one[0] - budget) <= NEAR * budget]
     if not met:
@@ -201,7 +201,7 @@ def _words(lane: LaneData) -> str:
 
 def equal_loss() -> Iterator[LaneData]:
     """Each family at all its widths: which takes the fewest bytes within a loss is read off the run."""
-    for family, lanes in families().items():
+    for family, lanes in compared_families().items():
         for lane in lanes:
             method = make(lane["method"], **lane.get("knobs", {}))
             knobs = lane.get("knobs", {})

@@ -8,8 +8,8 @@ import numpy as np
 
 from kvq_core.engines import engines
 from kvq_core.recommend.constraints import Advice, Ask, LaneCandidate, WeightsFile, Worst
-from kvq_core.recommend.evidence import AdvisedChoice, Evidence, Option, choose, evidence
-from kvq_core.recommend.sentences import Findings, answer_of, helps_of, reasons_of, unflagged, untested_of
+from kvq_core.recommend.evidence import AdvisedChoice, Evidence, Option, choose_option, evidence
+from kvq_core.recommend.sentences import Findings, answer_of, helps_of, reason_sentences, unflagged, untested_of
 from kvq_core.sizing.units import size_text
 from kvq_core.studies.intervals import mean_interval
 from kvq_core.studies.pairs import PairedDifference, pairs
@@ -48,7 +48,7 @@ class Study:
 def advice_of(study: Study, ask: Ask) -> Advice:
     """Raises SpecError where the study has no figures, or no tasks that are asked for."""
     found = evidence(study.table, [option.label for option in study.options], ask.tolerance)
-    choice = choose(found, study.options, study.pair)
+    choice = choose_option(found, study.options, study.pair)
     candidates = _candidates(found, study.options)
     told = Findings(study.options, found, choice, ask, study.fp16, study.weights, study.longest, study.own_context)
     served = ask.served if study.windows else None
@@ -65,7 +65,7 @@ def advice_of(study: Study, ask: Ask) -> Advice:
         runner_up_lane=None if second is None else dict(second.lane),
         separates=_separates(study, choice, found) if shown is not None else None,
         agreement=choice.agreement,
-        reasons=tuple(reasons_of(told, kind)),
+        reasons=tuple(reason_sentences(told, kind)),
         front=tuple(candidates),
         worst=tuple(_worst(study.table, choice.best)) if shown is not None else (),
         warnings=tuple(study.warnings),

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from kvq_core.engines import UNRELEASED, engines, fronts
+from kvq_core.engines import UNRELEASED, engines, front_ends
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods import LayerKind, Method, make
 from kvq_core.presets.formats import formats
 from kvq_core.recommend.engine_limits import words_in
 from kvq_core.recommend.layer_plans import FP16, Candidate, LayerPlan
-from kvq_core.recommend.pasted_words import scan, settings
+from kvq_core.recommend.pasted_words import quantized_cache_settings, scan
 from kvq_core.spec import Lane
 
 # Engines by what is told of them; where several have a flag, the first is meant whose formats the words are, unless the
@@ -29,7 +29,7 @@ def lane_of_flags(command: str, layers: Sequence[LayerKind] | None) -> Lane:
     given = _read(command)
     if layers is None and (given["skip"] or any(given[f"{flag}_{at}"] for flag in _CALLED for at in ("first", "last"))):
         raise SpecError("These flags name single layers, and how many the model has is not known before it is loaded.")
-    if (config := settings(command)) is not None:
+    if (config := quantized_cache_settings(command)) is not None:
         return _of_transformers(config)
     refusals, formats = [], _readable()
     windowed = [at for at, layer in enumerate(layers or ()) if layer.kind == "sliding"]
@@ -186,7 +186,7 @@ def _read(command: str) -> dict[str, Any]:
 
 def _of_front(name: str, word: str, nearest: str = "") -> str:
     """The engine's word for a server's. Raises SpecError."""
-    known = fronts()[name].words
+    known = front_ends()[name].words
     if word not in known:
         raise SpecError(f"{name} has no format {excerpt(word)} here; known: {', '.join(known)}. {nearest}".rstrip())
     return known[word]

@@ -183,7 +183,9 @@ class AdvisedChoice:
         return self.agreement is not None and self.agreement >= CONFIDENCE
 
 
-def choose(found: Evidence, options: Sequence[Option], pair: Callable[[str, str], PairedDifference]) -> AdvisedChoice:
+def choose_option(
+    found: Evidence, options: Sequence[Option], pair: Callable[[str, str], PairedDifference]
+) -> AdvisedChoice:
     """The smallest lane that fits, that the engine has and that holds on the prompts; of lanes alike in size the one
     that loses least. ``agreement`` counts how often prompts drawn with replacement give the same; ``pair``: how the
     study compares two lanes."""
@@ -206,7 +208,7 @@ def choose(found: Evidence, options: Sequence[Option], pair: Callable[[str, str]
 
 
 def best_lane(found: Evidence, options: Sequence[Option]) -> str | None:
-    """The answer that ``choose`` gives on the prompts as they are, however few; None where no lane will do."""
+    """The answer that ``choose_option`` gives on the prompts as they are, however few; None where no lane will do."""
     usable, sizes = _had(found, options)
     count = len(found.prompts)
     (best,) = _best(found, np.full((1, count), 1 / count), usable, sizes)

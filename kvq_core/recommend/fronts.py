@@ -9,7 +9,7 @@ import numpy as np
 
 from kvq_core.errors import SpecError
 from kvq_core.methods import ModelShape
-from kvq_core.recommend.engine_limits import MODELOPT, SPACES, engine_title, solve, version_of, words_of
+from kvq_core.recommend.engine_limits import SPACES, engine_title, solve, version_of, words_of
 from kvq_core.recommend.layer_plans import Candidate
 from kvq_core.recommend.solver import Costs, SolvedPolicy
 from kvq_core.spec import TENSORS, Lane
@@ -32,12 +32,10 @@ class FrontPoint(SpecPart):
 
 class PolicyFront(SpecPart):
     """The least predicted loss by budget, losses falling. ``engine`` None: every layer may have any format, which no
-    engine need load; ``version``: what was read of the engine; ``in_review``: only an open pull request reads such a
-    map."""
+    engine need load; ``version``: what was read of the engine."""
 
     engine: str | None
     version: str | None
-    in_review: bool
     points: tuple[FrontPoint, ...]
 
     @property
@@ -48,7 +46,7 @@ class PolicyFront(SpecPart):
 def fronts(costs: Costs, candidates: Sequence[Candidate]) -> tuple[PolicyFront, ...]:
     """The free front first, then those of the engines that have one of the candidates."""
     found = [_front(costs, candidates, None)]
-    for engine in (*SPACES, MODELOPT):
+    for engine in SPACES:
         if len(words_of(engine, candidates)) > 1:
             found.append(_front(costs, candidates, engine))
     return tuple(found)
@@ -63,7 +61,6 @@ def _front(costs: Costs, candidates: Sequence[Candidate], engine: str | None) ->
     return PolicyFront(
         engine=engine_title(engine) if engine else None,
         version=version_of(engine) if engine else None,
-        in_review=engine == MODELOPT,
         points=tuple(points),
     )
 

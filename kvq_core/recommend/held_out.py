@@ -17,7 +17,14 @@ from kvq_core.pipeline.lanes import rule_record
 from kvq_core.recommend.engine_flags import engine_formats
 from kvq_core.recommend.engine_limits import engine_title, flags, solve, version_of
 from kvq_core.recommend.layer_plans import TOKENS, Candidate, LayerPlan
-from kvq_core.recommend.sensitivity import ScoringProgress, Sensitivity, answer_of, identity, losses, losses_of_some
+from kvq_core.recommend.sensitivity import (
+    ScoringProgress,
+    Sensitivity,
+    followed_answer,
+    identity,
+    lane_losses,
+    losses_of_some,
+)
 from kvq_core.recommend.solver import Costs, SolvedPolicy, uniform
 from kvq_core.sizing.count import CacheBytes, cache_bytes
 from kvq_core.spec import Lane
@@ -186,8 +193,8 @@ def verify(
     others = deployed_lanes(model.shape, costs.budget(bits), engine_title(engine) if engine else None, candidates)
     rows, beside = [], []
     for done, prompt in enumerate(prompts, 1):
-        follow = answer_of(model, prompt)
-        rows.append(losses(model, prompt, lanes, follow))
+        follow = followed_answer(model, prompt)
+        rows.append(lane_losses(model, prompt, lanes, follow))
         if others:
             beside.append(losses_of_some(model, prompt, [each.lane for each in others], follow))
         yield ScoringProgress(done, len(prompts))

@@ -59,7 +59,7 @@ def scan(text: str) -> dict[str, Any]:
     return {**given, "switches": [name for name, flags in _SWITCHES.items() if re.search(_named(flags), text)]}
 
 
-def settings(text: str) -> dict[str, str] | None:
+def quantized_cache_settings(text: str) -> dict[str, str] | None:
     """Settings of transformers' QuantizedCache, in code or as a dict; None where the text is not about one. Raises
     SpecError where it says none."""
     text = _COMMENT.sub(lambda found: found[1] or "", text)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvq_core.analysis.foretells import by_layer, mean_by_layer
+from kvq_core.analysis.foretells import mean_by_layer, measure_by_layer
 from kvq_core.analysis.key_constants import constant_sizes
 from kvq_core.analysis.scored import CONFIDENCE
 from kvq_core.errors import SpecError, excerpt
@@ -36,7 +36,7 @@ def _of(name: str) -> Predictor:
 
 
 def _by_layer(measure: str) -> Predictor:
-    return lambda arrays, at: by_layer(arrays, at, measure)
+    return lambda arrays, at: measure_by_layer(arrays, at, measure)
 
 
 def _spectrum_tail(arrays: Arrays, at: int) -> np.ndarray | None:
@@ -126,7 +126,7 @@ def cells_of(planned: CellPlan, model: str | None) -> tuple[Cell, ...]:
 
 def model_of(cells: Sequence[Cell]) -> LoadedModel:
     """Theirs, without its weights where nothing is left to do. Raises KvqError where it cannot be had."""
-    read = load if any(kept(cell) is None for cell in cells) else outline
+    read = load if any(kept_prompt(cell) is None for cell in cells) else outline
     return read(cells[0].model, cells[0].spec.revision)
 
 
@@ -135,8 +135,8 @@ def work_sentence(model: LoadedModel, cells: Sequence[Cell]) -> str:
     what runs took on this machine. Raises SpecError where nothing can be foretold of the model or of the lanes."""
     if not model.shape.captured:
         raise SpecError(f"{model.title} has no layer that captures look at; they look at those that attend to all.")
-    known = [held.seconds for cell in cells if (held := kept(cell)) is not None]
-    todo = [cell for cell in cells if kept(cell) is None]
+    known = [held.seconds for cell in cells if (held := kept_prompt(cell)) is not None]
+    todo = [cell for cell in cells if kept_prompt(cell) is None]
     whole = _shown(cells[0].spec)
     alone = [one for lane in whole.lanes for _, one in _alone(lane, model.shape)]
     if not alone:
@@ -157,7 +157,7 @@ def look(model: LoadedModel, cells: Sequence[Cell]) -> Generator[PromptSeen]:
     """Every prompt in turn; what was done is kept, and not done again. Closing it stops, and loses one prompt at most.
     Raises KvqError where a prompt cannot be run."""
     for cell in cells:
-        found = kept(cell)
+        found = kept_prompt(cell)
         if found is None:
             began = time.monotonic()
             seen = tuple(_of_prompt(model, cell))
@@ -166,7 +166,7 @@ def look(model: LoadedModel, cells: Sequence[Cell]) -> Generator[PromptSeen]:
         yield found
 
 
-def kept(cell: Cell) -> PromptSeen | None:
+def kept_prompt(cell: Cell) -> PromptSeen | None:
     """What is known of a prompt; its run's id has the weights, the lanes and the version of results in it."""
     held = read_memo(_file(cell))
     return PromptSeen.model_validate(held) if isinstance(held, dict) and held.get("version") == VERSION else None

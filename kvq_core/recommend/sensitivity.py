@@ -104,7 +104,7 @@ def key(format: str, tensor: Tensor, layer: int) -> str:
     return f"{format} {tensor} {layer}"
 
 
-def id_of(model_hash: str, formats: Sequence[str], positions: int) -> str:
+def scores_id(model_hash: str, formats: Sequence[str], positions: int) -> str:
     """Of the scores of a model for formats, as results are now: whatever the prompts and the budget, so that more
     prompts add to them."""
     told = json.dumps([VERSION, RESULTS_VERSION, model_hash, sorted(formats), positions])
@@ -133,7 +133,7 @@ def load_scores(id: str) -> Sensitivity:
     return found
 
 
-def keep(scores: Sensitivity) -> Sensitivity:
+def keep_scores(scores: Sensitivity) -> Sensitivity:
     """Keep scores together with what other processes have kept of them meanwhile, and return both."""
     with suppress(OSError), alone(file_of(scores.id)):  # where nothing can be kept, nothing is lost
         held = read_scores(scores.id)
@@ -177,14 +177,16 @@ def score_layers(
         while left:
             some = left[:at_once]
             lanes = [_lane(named[name], tensor, layer) for name, tensor, layer in some]
-            found = losses(model, prompt, lanes, follow)
-            scores = keep(scores.added(known, {key(*each): loss for each, loss in zip(some, found, strict=True)}))
+            found = lane_losses(model, prompt, lanes, follow)
+            scores = keep_scores(
+                scores.added(known, {key(*each): loss for each, loss in zip(some, found, strict=True)})
+            )
             done, left = done + 1, left[at_once:]
             yield ScoringProgress(done, total)
     yield scores
 
 
-def losses(model: LoadedModel, prompt: StudyPrompt, lanes: Sequence[Lane], follow: str) -> list[float]:
+def lane_losses(model: LoadedModel, prompt: StudyPrompt, lanes: Sequence[Lane], follow: str) -> list[float]:
     """Mean KLD in nats of every lane over the answer ``follow``, read token by token as it would be generated, so that
     its own keys are stored before later ones are read, as in the run that verifies a policy.
 
@@ -200,7 +202,7 @@ def losses(model: LoadedModel, prompt: StudyPrompt, lanes: Sequence[Lane], follo
 
 
 def losses_of_some(model: LoadedModel, prompt: StudyPrompt, lanes: Sequence[Lane], follow: str) -> dict[str, float]:
-    """``losses`` by label, of the lanes that can be had there; others are left out."""
+    """``lane_losses`` by label, of the lanes that can be had there; others are left out."""
     record = _run(model, _spec(model, prompt, continuation=follow, lanes=tuple(lanes)))
     found = {lane.label: lane.metrics.kld_mean for lane in record.lanes if lane.metrics is not None}
     return {label: loss for label, loss in found.items() if loss is not None}
@@ -212,7 +214,7 @@ def identity(prompt: StudyPrompt) -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
-def answer_of(model: LoadedModel, prompt: StudyPrompt) -> str:
+def followed_answer(model: LoadedModel, prompt: StudyPrompt) -> str:
     """What is followed: the prompt's own continuation, else what the model answers."""
     return _answer(model, prompt)
 
@@ -243,7 +245,7 @@ def _begun(model: LoadedModel, candidates: Sequence[Candidate]) -> Sensitivity:
     names = tuple(sorted(each.name for each in candidates))
     if len(set(names)) < len(names) or not names:
         raise SpecError("format is given twice, or not at all; give each candidate once.")
-    id = id_of(model.model_hash, names, POSITIONS)
+    id = scores_id(model.model_hash, names, POSITIONS)
     begun = Sensitivity(
         id=id, version=VERSION, model=model.id, layers=model.shape.layers, positions=POSITIONS, formats=names
     )
@@ -255,9 +257,9 @@ def _lane(candidate: Candidate, tensor: Tensor, layer: int) -> Lane:
     return Lane.model_validate({**candidate.data, "label": label, "tensors": tensor, "layers": (layer,)})
 
 
-def check_model(model: LoadedModel, scores: Sensitivity) -> None:
+def check_scores_model(model: LoadedModel, scores: Sensitivity) -> None:
     """Raises KvqError where scores are of another model than the loaded one, or of another version of results."""
-    if id_of(model.model_hash, scores.formats, scores.positions) != scores.id:
+    if scores_id(model.model_hash, scores.formats, scores.positions) != scores.id:
         raise KvqError(
             f"Scores {scores.id} are of other weights than those of {model.title} now, or of another version of "
             "results; score them again."

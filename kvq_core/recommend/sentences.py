@@ -125,7 +125,7 @@ def _beyond(told: Findings, best: Option) -> str:
     return "; its interval reaches beyond" if high is not None and high > told.ask.tolerance.kld else ""
 
 
-def reasons_of(told: Findings, kind: str) -> Iterator[str]:
+def reason_sentences(told: Findings, kind: str) -> Iterator[str]:
     """Three sentences at most: what it loses, what it takes, what else there is."""
     count = len(told.found.prompts)
     if kind in ("few", "none") or told.choice.best is None:

@@ -4,7 +4,6 @@ Losses of single layers are added up, as AutoQuant of NVIDIA's ModelOpt does (``
 nothing. Where losses are negative, which noise alone makes them, they count as none.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -84,19 +83,6 @@ def skip_list(costs: Costs, budget: int) -> SolvedPolicy:
             own = tuple(name if chosen == 0 else FP16 for chosen in _choose(loss, size, budget))
             found.append(SolvedPolicy.of(LayerPlan(own, own), costs))
     return _best(found, budget)
-
-
-def by_layer(costs: Costs, budget: int, pairs: Sequence[tuple[str, str]]) -> SolvedPolicy:
-    """For every layer one of some pairs of a format for keys and one for values (ModelOpt). Raises SpecError where none
-    fits."""
-    at = [[costs.names.index(name) for name in names] for names in zip(*pairs, strict=True)]
-    loss, size = (
-        np.maximum(what[0][:, at[0]], least) + np.maximum(what[1][:, at[1]], least)
-        for what, least in ((costs.loss, 0.0), (costs.nbytes, 0))
-    )
-    chosen = [pairs[each] for each in _choose(loss, size, budget)]
-    plan = LayerPlan(tuple(key for key, _ in chosen), tuple(value for _, value in chosen))
-    return SolvedPolicy.of(plan, costs)
 
 
 def one_each(costs: Costs, budget: int) -> SolvedPolicy:

@@ -13,7 +13,7 @@ from kvq_core.record.memory import Memory
 from kvq_core.record.options import RecordedLaneOptions, RecordedRuleOptions
 from kvq_core.record.prompt_fields import PromptMetrics, RecordPart, TurnMetrics
 
-SCHEMA_VERSION = 8  # of record and manifest; raised when a field changes, with a step in migrate.py
+SCHEMA_VERSION = 8  # of record and manifest; raised when a field changes, see migrate.py
 RESULTS_VERSION = 8  # raised whenever a change alters results, so that stored runs are not taken for new ones
 DRAFT_TOKENS = 4  # of Metrics.tokens_a_step
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from kvq_core.errors import StoreError
 from kvq_core.frozen import Frozen
 from kvq_core.record.fields import SCHEMA_VERSION, Record
-from kvq_core.record.migrate import MANIFEST_STEPS, RECORD_STEPS, upgrade
+from kvq_core.record.migrate import upgrade, upgrade_record
 
 MAX_ARRAY_BYTES = 64 * 2**20
 RECORD, ARRAYS, MANIFEST = "record.json", "arrays.safetensors", "manifest.json"
@@ -114,7 +114,7 @@ def parse_manifest(raw: bytes, what: str) -> Manifest:
     try:
         data = json.loads(raw)
         data.pop("checksum", None)
-        body = upgrade(data, MANIFEST_STEPS, what) if "schema_version" in data else {}
+        body = upgrade(data, what) if "schema_version" in data else {}
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise StoreError(f"{what} is damaged: its manifest cannot be read. {_AGAIN}") from None
     manifest: Manifest | None = None
@@ -135,7 +135,7 @@ def _parse_record(raw: bytes, what: str) -> Record:
         data = json.loads(raw)
     except (ValueError, RecursionError):
         raise StoreError(f"{what} is damaged: its record is no JSON. {_AGAIN}") from None
-    current = upgrade(data, RECORD_STEPS, what)
+    current = upgrade_record(data, what)
     try:
         # validated as JSON, where the keys of an object are text
         return Record.model_validate_json(raw if current is data else json.dumps(current))

@@ -73,7 +73,7 @@ def key_of(store: Store, run_id: str) -> str:
     return hmac.new(_secret(store), _bytes(run_id), hashlib.sha256).hexdigest()[:32]
 
 
-def keep_private(store: Store) -> None:
+def keep_store_private(store: Store) -> None:
     """What visitors of a public instance keep to themselves is read by nobody else on its machine either. Raises
     StoreError where the folder of the store cannot be had."""
     files.keep_private()

@@ -62,7 +62,7 @@ def check_columns(name: str, columns: list[str]) -> None:
         raise SpecError(f"{name} has no column prompt or messages; it has {abbreviate(there, 200)}.")
 
 
-def parquet(path: Path, bounds: FileBounds | None) -> Rows:
+def read_parquet(path: Path, bounds: FileBounds | None) -> Rows:
     """Rows of a Parquet file; bounded ones are unfolded in a process of their own, since what the file says of its size
     may be wrong."""
     import pyarrow.parquet  # noqa: F401 - before the fork

@@ -15,7 +15,7 @@ from kvq_core.machine.owner import demand_wanted
 from kvq_core.spec.chats import CHATS
 from kvq_core.spec.conversation import Last
 from kvq_core.spec.part import SpecPart
-from kvq_core.studies.bounds import FileBounds, Rows, check_columns, parquet
+from kvq_core.studies.bounds import FileBounds, Rows, check_columns, read_parquet
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.task_suites import suite
 
@@ -144,7 +144,7 @@ def _parsed(row: Any, name: str) -> StudyPrompt:
 
 def _rows(path: Path, bounds: FileBounds | None) -> Rows:
     if path.suffix == ".parquet":
-        return parquet(path, bounds)
+        return read_parquet(path, bounds)
     rows = _READ[path.suffix](path)
     return rows if bounds is None else bounds.checked(rows)
 

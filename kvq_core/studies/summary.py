@@ -49,7 +49,7 @@ def placed(rows: "pd.DataFrame", low: float, high: float) -> Placed | None:
     """The tier of a lane's rows, a prompt each, whose mean KLD in nats lies between ``low`` and ``high``; None of too
     few scored positions."""
     apart = int((rows["flips"] - rows["near_tie_flips"]).clip(lower=0).sum())
-    p99, repeats = float(np.percentile(pooled(rows, "kld"), 99)), float(rows["repeats"].eq(True).mean())
+    p99, repeats = float(np.percentile(pooled_column(rows, "kld"), 99)), float(rows["repeats"].eq(True).mean())
     return tier(Figures(low, high, p99, apart, int(rows["scored"].sum()), repeats))
 
 
@@ -145,14 +145,18 @@ def _mean(column: "pd.Series") -> float | None:
     return None if column.isna().all() else float(column.mean())
 
 
-def pooled(rows: "pd.DataFrame", name: str) -> np.ndarray:
+def pooled_column(rows: "pd.DataFrame", name: str) -> np.ndarray:
     """A column of lists, an entry a scored position, of all rows."""
     return np.concatenate([np.asarray(values) for values in rows[name]])
 
 
 def _buckets(rows: "pd.DataFrame") -> list[Line]:
     """Tokens of all prompts by how sure the reference is of its next token."""
-    probs, kld, same = pooled(rows, "top_prob"), pooled(rows, "kld"), pooled(rows, "same_top").astype(bool)
+    probs, kld, same = (
+        pooled_column(rows, "top_prob"),
+        pooled_column(rows, "kld"),
+        pooled_column(rows, "same_top").astype(bool),
+    )
     of = np.clip(np.searchsorted(EDGES, probs, side="right") - 1, 0, len(EDGES) - 2)
     found = []
     for at, (low, high) in enumerate(zip(EDGES, EDGES[1:], strict=False)):
@@ -164,7 +168,7 @@ def _buckets(rows: "pd.DataFrame") -> list[Line]:
 
 def _structure(rows: "pd.DataFrame") -> Line:
     """KLD of braces, quotes, digits and names of tools, and of all other tokens."""
-    marked, kld = pooled(rows, "structural").astype(bool), pooled(rows, "kld")
+    marked, kld = pooled_column(rows, "structural").astype(bool), pooled_column(rows, "kld")
     parts = {"structural_kld": kld[marked], "other_kld": kld[~marked]}
     means = {name: float(values.mean()) if len(values) else None for name, values in parts.items()}
     return {"structural_share": float(marked.mean()), **means}

@@ -1,6 +1,6 @@
 """Keys before RoPE and values of a model over real text, and what each of their elements matters to it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -112,8 +112,3 @@ def _read(model: LoadedModel, sequences: list[list[int]], progress: Progress, ke
         model.checked(model.forward(torch.tensor([ids]), 0, attend, last_only=True))
         done += len(ids)
         progress("Reading text", done, total)
-
-
-def by_layer(samples: Tensor) -> Iterator[Tensor]:
-    """(layers, kv_heads, tokens, head_dim) float16 -> (kv_heads, tokens, head_dim) float32, a layer a turn."""
-    return (layer.float() for layer in samples)

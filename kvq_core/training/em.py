@@ -73,7 +73,7 @@ def assign(z: Tensor, weight: Tensor, vectors: Tensor, temperature: Tensor) -> A
     return Assignments(counts, parts[:, :levels], parts[:, levels:], nearest, (nearest * weight).sum(-1))
 
 
-def solve(found: Assignments, ridge: float = 1e-6) -> Tensor:
+def maximise(found: Assignments, ridge: float = 1e-6) -> Tensor:
     """Maximisation: the levels that minimise sum W |z - u_a - i u_b|^2, as theta (heads, levels, P, 2) float64.
 
     Setting the derivative to zero gives, for every pair alike, the Hermitian system
@@ -116,7 +116,7 @@ def train_stage(
             best, lowest = torch.where(better[:, None, None, None], theta, best), torch.minimum(lowest, found.error)
             if step - max(last_gain, settings.steps // 2) >= settings.patience:
                 break
-        theta = revive(solve(found), found, data, generator)
+        theta = revive(maximise(found), found, data, generator)
     return best.to(torch.float16)
 
 
@@ -130,7 +130,7 @@ def first_levels(z: Tensor, levels: int, generator: torch.Generator) -> Tensor:
     w = torch.softmax(-torch.cdist(some, centres), -1)
     counts = w.sum(1).unflatten(-1, (levels, levels))
     data = (w.transpose(1, 2) @ some).unflatten(1, (levels, levels))
-    return solve(Assignments(counts, data.sum(2), data.sum(1), torch.empty(0), torch.empty(0)))
+    return maximise(Assignments(counts, data.sum(2), data.sum(1), torch.empty(0), torch.empty(0)))
 
 
 def revive(theta: Tensor, found: Assignments, z: Tensor, generator: torch.Generator) -> Tensor:

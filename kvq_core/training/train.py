@@ -19,8 +19,8 @@ from kvq_core.codebooks.files import (
     CodebookInfo,
     Kind,
     Target,
+    codebook_folder,
     codebooks,
-    folder,
     save_codebook,
 )
 from kvq_core.codebooks.lookup import stages_for
@@ -253,13 +253,13 @@ def _there(draft: CodebookInfo) -> Codebook | None:
 def _keys(draft: CodebookInfo, request: Request, train: Samples, held_out: Samples, progress: Progress) -> Codebook:
     assert draft.levels and draft.pairs_per_group and draft.stages
     plan = KeyPlan(draft.levels, draft.pairs_per_group, draft.stages, request.em, request.seed)
-    with checkpoints(folder() / f"{draft.file_name}.{draft.digest}.partial", _known(draft)) as pieces:
+    with checkpoints(codebook_folder() / f"{draft.file_name}.{draft.digest}.partial", _known(draft)) as pieces:
         return _finish(draft, train_keys(train, held_out, plan, pieces, progress))
 
 
 def _values(draft: CodebookInfo, request: Request, train: Samples, held_out: Samples, progress: Progress) -> Codebook:
     plan = ValuePlan(request.bits, request.value_steps, request.seed)
-    with checkpoints(folder() / f"{draft.file_name}.{draft.digest}.partial") as pieces:
+    with checkpoints(codebook_folder() / f"{draft.file_name}.{draft.digest}.partial") as pieces:
         return _finish(draft, train_values(train, held_out, plan, pieces, progress))
 
 

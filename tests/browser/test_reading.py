@@ -7,7 +7,7 @@ import pytest
 from kvq_core.claims.board import shipped_boards
 from kvq_core.claims.side_by_side import claim_rows
 from kvq_core.models import load
-from kvq_core.models.text import Pieces, alone
+from kvq_core.models.text import Pieces, lone_token_text
 from kvq_core.record.store import open_store
 from kvq_core.spec import DEFAULT_MODEL
 from tests.browser.conftest import visits
@@ -33,7 +33,7 @@ def stored(store_folder, real_model) -> str:
     record.lanes[1].text = "no"
     for lane in record.lanes:
         lane.metrics.first_divergence = None
-    record.vocabulary.update({id: alone(tokenizer, id) for id in ids})
+    record.vocabulary.update({id: lone_token_text(tokenizer, id) for id in ids})
     record.spec["expect"] = "世界"
     arrays["lane/1/attention_kl"][:, 11, 4] = 50.0
     record = record.model_copy(update={"id": "ab5c" * 4})

@@ -1,6 +1,5 @@
 """Running the engine on token ids, without a tokenizer."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -44,7 +43,6 @@ def run_engine(
     scored: tuple[int, ...] = (),
     given: list[int] | None = None,
     answered: Tensor | None = None,
-    known: Sequence[list[int]] = (),
     **options: object,
 ) -> Outcome:
     """Prefill, encode, decode. ``follow``: score these tokens instead of generating; ``audit``: check after every step
@@ -52,7 +50,7 @@ def run_engine(
     prefill = SharedPrefill(model, ids, scored)
     list(prefill.run())
     spec = ComparisonSpec(prompt="-", max_new_tokens=new, lanes=tuple(lanes), **options)  # type: ignore[arg-type]
-    decode = Decode(model, prefill, spec, list(spec.lanes), given=given, answered=answered, known=known)
+    decode = Decode(model, prefill, spec, list(spec.lanes), given=given, answered=answered)
     if follow is not None:
         decode.follow, decode.total = follow, len(follow)
         decode.rope = model.rope(len(ids) + len(follow))

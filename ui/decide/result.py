@@ -1,5 +1,7 @@
 """What a decision shows on the page: the answer, its figure, what it rests on, and its files."""
 
+import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -7,12 +9,13 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.recommend.decision import Decision
+from kvq_core.recommend.html import as_html
+from kvq_core.recommend.markdown import as_markdown
 from kvq_core.settings import settings
-from ui.decide.answer import answer_html, lanes_html, untested_html, worst_html
+from ui.decide.answer import answer_html, lanes_html, untested_html, with_links, worst_html
 from ui.decide.beside import beside_html
 from ui.decide.cell import CellPart, create_cell
 from ui.decide.evidence import fits_html, layers_html, policy_html
-from ui.decide.files import FILES, Made, name_of
 from ui.figures.decision import decision_front, policy_fronts
 from ui.html.copying import COPY_JS, copy_box
 from ui.service.address import page_address
@@ -20,6 +23,28 @@ from ui.service.services import Services
 from ui.study.access import Results
 from ui.study.files import download_updates
 from ui.views.view import Drawing, Slot, ViewPage, create_page, or_absent
+
+Made = Callable[[Decision, str], str]  # of a decision and the page's address, for links
+
+
+def _report(make: Callable[..., str]) -> Made:
+    return lambda decision, page: make(
+        with_links(decision.advice, settings().public), decision.grounds, page, decision.id
+    )
+
+
+FILES: dict[str, tuple[str, Made]] = {
+    "Report (HTML)": ("report.html", _report(as_html)),
+    "Report (Markdown)": ("report.md", _report(as_markdown)),
+    "Decision (JSON)": ("decision.json", lambda decision, page: decision.canonical),
+}
+
+
+def name_of(decision: Decision, page: str, ending: str) -> str:
+    """Says all that decides the contents: what a visitor's request says of the page's address is for that address
+    alone."""
+    return f"decision-{decision.id}-{hashlib.sha256(page.encode()).hexdigest()}-{ending}"
+
 
 NOTE = "Mean over prompts with its 95 % interval; dotted: the front. Hollow: it cannot be the answer, a hover says why."
 NO_FIGURE = "No lane has a loss above 0 to draw."

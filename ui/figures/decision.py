@@ -146,8 +146,8 @@ def policy_fronts(found: Grounds) -> go.Figure | None:
             x=[point.bits for point in points],
             y=[point.predicted for point in points],
             mode="lines+markers",
-            name=_title(front.title, front.version, front.in_review),
-            line={"color": color, "width": 1.8, "shape": "hv", "dash": "dash" if front.in_review else "solid"},
+            name=plot_safe(front.title if front.version is None else f"{front.title} {front.version}"),
+            line={"color": color, "width": 1.8, "shape": "hv"},
             marker={"size": 6, "color": color},
             hovertemplate="%{x:.2f} bits: %{y:.3g} nats predicted<extra>" + plot_safe(front.title) + "</extra>",
         )
@@ -156,8 +156,3 @@ def policy_fronts(found: Grounds) -> go.Figure | None:
     figure.update_layout(showlegend=True, height=320 + 18 * len(shown), legend={"orientation": "h", "y": -0.24})
     figure.update_layout(legend_yanchor="top", margin_b=70 + 18 * len(shown))
     return label_figure(figure, "Lines: predicted KLD of the best policy of layers by bits, one line an engine")
-
-
-def _title(engine: str, version: str | None, in_review: bool) -> str:
-    said = engine if version is None or in_review else f"{engine} {version}"
-    return plot_safe(f"{said} (open pull request)" if in_review else said)

@@ -16,7 +16,7 @@ from kvq_core.analysis.span import fp16_token_bytes, token_bits
 from kvq_core.analysis.token_kinds import KINDS, token_kinds
 from kvq_core.analysis.verdict import resampling
 from kvq_core.analysis.verdict import rule as tier_rule
-from kvq_core.analysis.worst import places
+from kvq_core.analysis.worst import worst_places
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import DRAFT_TOKENS, Record
 from ui.html.escape import bare, visible
@@ -62,7 +62,7 @@ def binary_json(values: np.ndarray, dtype: str) -> dict[str, str]:
 
 
 def _lane(record: Record, arrays: Arrays, at: int, spans: list[Span]) -> dict[str, Any]:
-    found = places(record, arrays, at)
+    found = worst_places(record, arrays, at)
     where = None
     if found is not None:
         where = {

@@ -52,11 +52,11 @@ def offer_html(found: Inspection | None, model: str) -> str:
     that is mended."""
     if found is None or not found.at_risk_layers or found.facts.usual_bias is None:
         return ""
-    from kvq_core.mend.mend import place_of
+    from kvq_core.mend.mend import model_place
     from kvq_core.models.gguf.header import read_header
 
     try:
-        place = place_of(model)
+        place = model_place(model)
         if place.is_file() and read_header(place).mended is not None:
             return ""
     except KvqError:
@@ -96,12 +96,12 @@ def _folder() -> Path:
 def request_for(model: str) -> "MendRequest":
     """What is asked for the form's model. Raises KvqError where this instance or its file gives no way."""
     from kvq_core.mend.formats import CacheFormat
-    from kvq_core.mend.mend import MendRequest, place_of
+    from kvq_core.mend.mend import MendRequest, model_place
     from kvq_core.models.identity import sha256_of
 
     if settings().public:
         raise ModelError("A public instance writes no model files; mend it on a machine of yours.")
-    place = place_of(model)
+    place = model_place(model)
     if not place.is_file():
         raise ModelError(f"{model} is a folder; mend it with the command, which writes a copy beside it.")
     _folder().mkdir(parents=True, exist_ok=True)

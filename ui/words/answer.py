@@ -12,7 +12,7 @@ from kvq_core.analysis.free_text import FreeText, free_text
 from kvq_core.analysis.verdict import TIERS, verdict
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from kvq_core.studies.agreement import line_of, shipped
+from kvq_core.studies.agreement import line_of, shipped_agreement
 from ui.html.escape import shorten
 from ui.html.numbers import join_words, percent, plural, significant, size
 
@@ -56,7 +56,7 @@ def answer_line(record: Record, arrays: Arrays) -> str:
 def trust() -> str:
     """How often a single prompt names the tier that all prompts of the study that ships name, and of what that was
     counted; empty where it was not, with today's results."""
-    if (found := shipped()) is None:
+    if (found := shipped_agreement()) is None:
         return ""
     line = line_of(found, "tier", 1)
     right, low, high, left = (round(100 * line[name]) for name in ("share", "low", "high", "open"))

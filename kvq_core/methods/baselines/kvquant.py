@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from kvq_core.codebooks.files import NAME
-from kvq_core.codebooks.lookup import CodebookNeed, find, require
+from kvq_core.codebooks.lookup import CodebookNeed, find_codebook, require
 from kvq_core.codecs.window import Window
 from kvq_core.methods.base import Fitted, Method, ModelRef, ModelShape, Prompt, Space
 from kvq_core.methods.baselines.level_codecs import ChannelLevels, TokenLevels
@@ -133,12 +133,12 @@ class KvQuant(Method):
         return CodebookNeed("ranges", name, CALIBRATED_BITS, outlier_fraction=self.outlier_fraction)
 
     def data_hash(self, model: ModelRef) -> str | None:
-        found = self.calibration and find(self._wanted(self.calibration), model.id, model.weights_hash)
+        found = self.calibration and find_codebook(self._wanted(self.calibration), model.id, model.weights_hash)
         return found.info.content if found else None
 
     def lacks(self, model: ModelRef) -> tuple[CodebookNeed, ...]:
         wanted = () if self.calibration is None else (self._wanted(self.calibration),)
-        return tuple(need for need in wanted if find(need, model.id, model.weights_hash) is None)
+        return tuple(need for need in wanted if find_codebook(need, model.id, model.weights_hash) is None)
 
     @property
     def not_centred(self) -> str | None:

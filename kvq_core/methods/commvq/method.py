@@ -7,7 +7,7 @@ from pydantic import Field
 
 from kvq_core.codebooks.encoder import Encoder, from_stored
 from kvq_core.codebooks.files import NAME, Kind
-from kvq_core.codebooks.lookup import CodebookNeed, find, require
+from kvq_core.codebooks.lookup import CodebookNeed, find_codebook, require
 from kvq_core.codecs.window import Window
 from kvq_core.methods.base import Fitted, ModelRef, ModelShape, Prompt, Space
 from kvq_core.methods.commvq.codec import KeyCodec, ValueCodec
@@ -122,11 +122,11 @@ class CommVQ(BitsMethod):
         return Fitted(KeyCodec(theta, prompt.metadata), ValueCodec(encoder, heads, prompt.metadata))
 
     def data_hash(self, model: ModelRef) -> str | None:
-        found = [find(self._wanted(kind), model.id, model.weights_hash) for kind in KINDS]
+        found = [find_codebook(self._wanted(kind), model.id, model.weights_hash) for kind in KINDS]
         return "-".join(book.info.content for book in found if book) or None
 
     def lacks(self, model: ModelRef) -> tuple[CodebookNeed, ...]:
-        return tuple(w for w in map(self._wanted, KINDS) if find(w, model.id, model.weights_hash) is None)
+        return tuple(w for w in map(self._wanted, KINDS) if find_codebook(w, model.id, model.weights_hash) is None)
 
     def _wanted(self, kind: Kind) -> CodebookNeed:
         bits = self.width("key" if kind == "keys" else "value")

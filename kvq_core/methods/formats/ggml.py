@@ -32,7 +32,7 @@ def _blocks(x: Tensor) -> Tensor:
     return x.unflatten(-1, (-1, BLOCK))
 
 
-def extremes(blocks: Tensor) -> Tensor:
+def largest_magnitudes(blocks: Tensor) -> Tensor:
     """The element of the largest magnitude, with its sign, the first of several: (..., blocks, 1)."""
     return blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
 
@@ -91,7 +91,7 @@ class SignedBlocks(TokenCodec):
 
     def store(self, x: Tensor) -> dict[str, Tensor]:
         blocks = _blocks(x)
-        scales = extremes(blocks) / -self.half
+        scales = largest_magnitudes(blocks) / -self.half
         scaled = blocks * inverse(scales)
         codes = (scaled + (self.half + 0.5)).clamp_(max=2 * self.half - 1).to(torch.uint8)
         scales = self.fitted(scales, blocks, scaled, codes).squeeze(-1).half()
@@ -117,7 +117,7 @@ class LevelBlocks(TokenCodec):
 
     def store(self, x: Tensor) -> dict[str, Tensor]:
         blocks = _blocks(x)
-        first = extremes(blocks)
+        first = largest_magnitudes(blocks)
         none = first.abs() < LEAST
         codes = self._nearest(blocks * inverse(first / LEVELS[0]).where(~none, torch.zeros_like(first)))
         levels = self._levels(codes)

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from kvq_core.codebooks.files import NAME
-from kvq_core.codebooks.lookup import CodebookNeed, find, require
+from kvq_core.codebooks.lookup import CodebookNeed, find_codebook, require
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.window import Window
 from kvq_core.engines import UNRELEASED
@@ -166,12 +166,12 @@ class Oscar(Method):
         return CodebookNeed("rotations", name, 2, target=self.target)
 
     def data_hash(self, model: ModelRef) -> str | None:
-        found = self.calibration and find(self._wanted(self.calibration), model.id, model.weights_hash)
+        found = self.calibration and find_codebook(self._wanted(self.calibration), model.id, model.weights_hash)
         return found.info.content if found else None
 
     def lacks(self, model: ModelRef) -> tuple[CodebookNeed, ...]:
         wanted = self.calibration and self._wanted(self.calibration)
-        return (wanted,) if wanted and find(wanted, model.id, model.weights_hash) is None else ()
+        return (wanted,) if wanted and find_codebook(wanted, model.id, model.weights_hash) is None else ()
 
     def fixed_bytes(self, shape: ModelShape) -> tuple[int, int]:
         rotation = 0 if self.target == "hadamard" or self.calibration else 4 * shape.head_dim**2

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvq_core.codecs.blocks import Block, Patch
 from kvq_core.codecs.codec import Codec, layer_slices
 from kvq_core.codecs.forms import Packed
-from kvq_core.methods.qaq.units import TAG, MixedRead, RaggedBlock, mixed_tokens, ranges
+from kvq_core.methods.qaq.units import TAG, MixedRead, RaggedBlock, mixed_tokens, unit_ranges
 
 WIDEST = 8
 
@@ -155,7 +155,7 @@ class RaggedCodec(Codec):
             rewritten=block.rewritten + len(changed),
             fetched=block.fetched + int((row[target.long()] * (before < target)).sum()),
         )
-        parts = (part.flatten(0, 2).index_select(0, changed) for part in ranges(block))
+        parts = (part.flatten(0, 2).index_select(0, changed) for part in unit_ranges(block))
         return block, unit_values(codes, target, *parts)
 
     def decode(self, block: Block) -> Tensor:

@@ -52,7 +52,7 @@ class UnitCodec(Decoder, Protocol):
     def head_dim(self) -> int: ...
 
 
-def ranges(block: RaggedBlock) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def unit_ranges(block: RaggedBlock) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Beginning and length of each unit's range, its outliers and their positions (..., 0 where it has none)."""
     t = block.tensors
     none = t["lows"].new_empty(*t["lows"].shape, 0)
@@ -61,7 +61,7 @@ def ranges(block: RaggedBlock) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def mixed_tokens(block: RaggedBlock) -> MixedTokens:
     """A block as the kernels read it."""
-    return MixedTokens.from_packed(list(block.pools), block.slots, block.tensors["widths"], *ranges(block))
+    return MixedTokens.from_packed(list(block.pools), block.slots, block.tensors["widths"], *unit_ranges(block))
 
 
 @dataclass

@@ -36,7 +36,7 @@ def convert(header: Header, target: Path, pre: str | None = None) -> Steps:
             shutil.rmtree(target, ignore_errors=True)
             new.rename(target)
             files.sync(target.parent)
-        identity.remember(target / WEIGHTS, digest)
+        identity.remember_hash(target / WEIGHTS, digest)
     except ModelError:
         raise
     except OSError as error:

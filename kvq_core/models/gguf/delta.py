@@ -17,7 +17,7 @@ _EACH = (".ssm_dt.bias", ".ssm_alpha.weight", ".ssm_beta.weight")  # one row for
 _BEHIND = (".attn_qkv.weight", ".ssm_conv1d.weight")  # rows of queries and keys, then those of values
 
 
-def family(
+def delta_family(
     model_type: str,
     keys: tuple[str, ...] = (),
     *,

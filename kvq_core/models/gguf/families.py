@@ -81,7 +81,7 @@ def _stablelm(facts: FamilyFacts) -> Fields:
     }
 
 
-def side_by_side(parts: Sequence[np.ndarray]) -> np.ndarray:
+def gate_then_up(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Rows of the gate, then rows of up."""
     return np.concatenate(parts)
 
@@ -143,7 +143,7 @@ FAMILIES: dict[str, Family] = {
         fields=_gemma3,
         one_more=True,
     ),
-    "gemma4": gemma4.family(),
+    "gemma4": gemma4.gemma4_family(),
     "phi3": Family("phi3", ("attention.sliding_window",), fields=_phi3, partial=True, wide=False),
     "starcoder2": Family("starcoder2", epsilon=(_LAYER_NORM, "norm_epsilon"), fields=_starcoder2, wide=False),
     "granite": Family(
@@ -175,9 +175,9 @@ FAMILIES: dict[str, Family] = {
         "qwen2_moe",
         (*_ROUTED, "expert_shared_feed_forward_length"),
         fields=partial(_qwen_moe, normed=False, shared=True),
-        expert=side_by_side,
+        expert=gate_then_up,
     ),
-    "qwen3moe": Family("qwen3_moe", _ROUTED, fields=partial(_qwen_moe, normed=True, shared=False), expert=side_by_side),
+    "qwen3moe": Family("qwen3_moe", _ROUTED, fields=partial(_qwen_moe, normed=True, shared=False), expert=gate_then_up),
     "gpt-oss": Family("gpt_oss", (*_ROUTED, "attention.sliding_window"), fields=_gpt_oss, expert=interleaved),
     "minimax-m2": Family(
         "minimax_m2",
@@ -185,16 +185,16 @@ FAMILIES: dict[str, Family] = {
         {"expert_gating_func": 2},  # sigmoid
         fields=lambda facts: _routed(facts, "num_local_experts"),
         partial=True,
-        expert=side_by_side,
+        expert=gate_then_up,
         names={".exp_probs_b.bias": ".mlp.e_score_correction_bias"},
     ),
-    "qwen35": delta.family("qwen3_5_text"),
-    "qwen35moe": delta.family(
+    "qwen35": delta.delta_family("qwen3_5_text"),
+    "qwen35moe": delta.delta_family(
         "qwen3_5_moe_text",
         (*_ROUTED, "expert_shared_feed_forward_length"),
         fields=partial(_qwen_moe, normed=None, shared=True),
         absent=("feed_forward_length",),
-        expert=side_by_side,
+        expert=gate_then_up,
     ),
     "nemotron": Family("nemotron", epsilon=(_LAYER_NORM, "norm_eps"), one_more=True, partial=True),
 }

@@ -44,7 +44,7 @@ _STILL = 1e20  # factors above it turn nothing: the converter writes 1e30
 _OF_KEYS = (".attn_k.weight", ".attn_v.weight", ".attn_k_norm.weight")
 
 
-def family() -> Family:
+def gemma4_family() -> Family:
     return Family("gemma4_text", _KEYS, whole=_configured, unused=_unused)
 
 

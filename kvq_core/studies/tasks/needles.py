@@ -8,7 +8,7 @@ from pydantic import Field
 
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.tasks.sample import AtDepth
-from kvq_core.studies.tasks.words import choose, filler, hidden
+from kvq_core.studies.tasks.words import draw_words, filler, hidden
 
 SOURCE = "RULER, arXiv:2404.06654"
 
@@ -32,7 +32,7 @@ class Needle(AtDepth):
         The first needle lies at the depth chosen, the others anywhere.
         """
         length, depth = self.cell(number)
-        named = choose(random, "nouns", keys)
+        named = draw_words(random, "nouns", keys)
         values = self._numbers(random, keys * each)
         told = [
             f"The special magic number for {key} is {value}."

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from kvq_core.errors import SpecError
 from kvq_core.studies.prompts import StudyPrompt
 from kvq_core.studies.tasks.sample import Suite
-from kvq_core.studies.tasks.words import choose
+from kvq_core.studies.tasks.words import draw_words
 
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 
@@ -38,7 +38,7 @@ class CommonWords(Suite):
         return self.common * self.times + self.others * self.once
 
     def sample(self, number: int, random: Generator) -> StudyPrompt:
-        held = choose(random, "nouns", self.common + self.others)
+        held = draw_words(random, "nouns", self.common + self.others)
         common, others = held[: self.common], held[self.common :]
         listed = common * self.times + others * self.once
         shuffled = [listed[i] for i in random.permutation(len(listed))]

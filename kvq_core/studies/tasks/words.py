@@ -20,7 +20,7 @@ def words(kind: str) -> list[str]:
     return _lists("words")[kind]
 
 
-def choose(random: Generator, kind: str, count: int) -> list[str]:
+def draw_words(random: Generator, kind: str, count: int) -> list[str]:
     """So many different words of a list."""
     held = words(kind)
     return [held[i] for i in random.permutation(len(held))[:count]]

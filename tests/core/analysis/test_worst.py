@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kvq_core.analysis.token_kinds import token_kinds
-from kvq_core.analysis.worst import places
+from kvq_core.analysis.worst import worst_places
 from tests.support.ui_record_factory import make_run
 
 
@@ -14,7 +14,7 @@ def test_the_place_is_where_attention_changed_most_else_where_scores_did():
     step, looked = 11, record.capture.attention_steps[2]  # 16
     arrays["lane/0/delta_mean"][7, 5, step] = 9.0
     arrays["lane/0/attention_kl"][2, 21, 3] = 4.0
-    found = places(record, arrays, 0)
+    found = worst_places(record, arrays, 0)
     assert (found.layer[step], found.head[step], found.value[step]) == (7, 5, 9.0) and found.measure(step) == "score"
     assert (found.layer[looked], found.head[looked], found.value[looked]) == (21, 3, 4.0)
     assert (
@@ -26,16 +26,16 @@ def test_heads_that_read_the_first_tokens_alone_are_passed_over():
     record, arrays = make_run(1)
     arrays["lane/0/delta_mean"][7, 5, 11] = 9.0
     arrays["reference/sink_mass"][:, 7, 5] = 0.99
-    found = places(record, arrays, 0)
+    found = worst_places(record, arrays, 0)
     assert (found.layer[11], found.head[11]) != (7, 5)
     arrays["reference/sink_mass"] = torch.full_like(arrays["reference/sink_mass"], 0.99)
-    found = places(record, arrays, 0)
+    found = worst_places(record, arrays, 0)
     assert (found.layer[11], found.head[11]) == (7, 5), "where all are such, none is passed over"
 
 
 def test_without_scores_there_is_no_place():
     record, arrays = make_run(1)
-    assert places(record, {name: of for name, of in arrays.items() if "delta_mean" not in name}, 0) is None
+    assert worst_places(record, {name: of for name, of in arrays.items() if "delta_mean" not in name}, 0) is None
 
 
 @pytest.mark.parametrize(

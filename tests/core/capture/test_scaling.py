@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kvq_core.claims.lane_errors import later_attention, mean_score_error
 from kvq_core.claims.sample import capture
-from kvq_core.claims.structure import prompt_attention
+from kvq_core.claims.structure import window_attention
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.methods import ModelShape
@@ -103,7 +103,7 @@ def test_claims_measure_the_models_attention(scaled) -> None:
         torch.testing.assert_close(
             later.double(), weights_of(group.queries[layer, :, 80:], keys, factor), rtol=1e-4, atol=1e-6
         )
-        now = prompt_attention(sample, layer, WINDOW)
+        now = window_attention(sample, layer, WINDOW)
         exact = weights_of(group.queries[layer, :, 80 - WINDOW : 80], keys[:, :80], factor)
         torch.testing.assert_close(now.double(), exact, rtol=1e-4, atol=1e-6)
     wrong = sample.keys[..., :80, :] + torch.randn(3, 2, 80, 32, generator=torch.Generator().manual_seed(0))

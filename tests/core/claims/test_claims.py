@@ -26,7 +26,7 @@ from kvq_core.claims.criteria import Claim, Paper
 from kvq_core.claims.measure import judge
 from kvq_core.claims.side_by_side import claim_rows
 from kvq_core.claims.tables import markdown_table, plain_table, verdict_markdown
-from kvq_core.claims.verdict import verdict
+from kvq_core.claims.verdict import claim_verdict
 from kvq_core.cli.main import main
 from kvq_core.errors import SpecError, StoreError
 from kvq_core.spec import DEFAULT_MODEL
@@ -217,7 +217,7 @@ def test_the_shipped_verdicts_follow_from_the_shipped_numbers(shipped):
             continue
         criteria = [Criterion.parse(text) for text in claim.criterion]
         texts = [text.numbers for text in claim.texts]
-        assert verdict(criteria, texts, setting().rule)[0] == claim.verdict, claim.id
+        assert claim_verdict(criteria, texts, setting().rule)[0] == claim.verdict, claim.id
         assert all(t.holds == all(c.holds(t.numbers) for c in criteria) for t in claim.texts)
         for name, spread in claim.numbers.items():
             values = [numbers[name] for numbers in texts]

@@ -15,7 +15,7 @@ from kvq_core.claims.distributions import decay, error_ratio
 from kvq_core.claims.lanes import ClaimLane, read_back
 from kvq_core.claims.measures import Context
 from kvq_core.claims.sample import capture
-from kvq_core.claims.structure import prompt_attention
+from kvq_core.claims.structure import window_attention
 from kvq_core.claims.texts import Text, key_values, token_ids, word_problems
 from kvq_core.errors import MethodError
 from tests.support.tiny_models import prompt_ids, tiny
@@ -147,7 +147,7 @@ def test_tails_of_known_distributions(sample):
 def test_one_heads_exceptions_are_counted_one_by_one(sample):
     data = {"window": 5, "share": 0.2, "strong": 1.5, "layer": 1, "head": 3}
     found = measured(sample, "one_head", **data)
-    now, count = prompt_attention(sample, 1, 5)[3], 0
+    now, count = window_attention(sample, 1, 5)[3], 0
     q, k = sample.queries[1, 3].double(), sample.keys[1, 1].double()
     rows = torch.stack(
         [torch.softmax(k[: t + 1] @ q[t] / q.shape[-1] ** 0.5, 0)[:PROMPT] for t in range(PROMPT, TOKENS)]

@@ -19,7 +19,7 @@ from kvq_core.claims.board import (
 )
 from kvq_core.claims.margins import NOISE
 from kvq_core.claims.tables import markdown_table, plain_table
-from kvq_core.claims.verdict import satisfies, spreads, verdict
+from kvq_core.claims.verdict import claim_verdict, satisfies, spreads
 from kvq_core.spec import DEFAULT_MODEL
 from ui.html.claims_table import claims_summary, claims_table
 from ui.html.escape import safe
@@ -36,7 +36,7 @@ def found_on(board, criteria, *texts):
     """A claim of the board with other criteria and numbers."""
     parsed = [Criterion.parse(text) for text in criteria]
     results = [TextResult(text=f"t{i}", holds=satisfies(parsed, n), numbers=n) for i, n in enumerate(texts)]
-    word = verdict(parsed, texts, setting().rule)[0]
+    word = claim_verdict(parsed, texts, setting().rule)[0]
     changes = {"criterion": criteria, "texts": tuple(results), "numbers": spreads(texts), "verdict": word}
     return board.claims[0].model_copy(update=changes)
 

@@ -12,7 +12,7 @@ from kvq_core.claims.lane_errors import METRICS, later_attention, mean_score_err
 from kvq_core.claims.lanes import ClaimLane, read_back
 from kvq_core.claims.measures import Context
 from kvq_core.claims.sample import capture
-from kvq_core.claims.structure import energy_shares, prompt_attention
+from kvq_core.claims.structure import energy_shares, window_attention
 from kvq_core.claims.texts import first_unseen, training_pieces
 from kvq_core.errors import MethodError
 from kvq_core.models.scoring import causal_attention
@@ -160,7 +160,7 @@ def test_key_spectra_equal_a_direct_svd(sample):
 
 
 def test_attention_of_prompt_and_later_queries_sums_to_one_over_the_past(sample):
-    now = prompt_attention(sample, 1, 5)
+    now = window_attention(sample, 1, 5)
     later = later_attention(sample, 1, sample.keys[1, :, :PROMPT])
     torch.testing.assert_close(now.sum(-1), torch.ones(now.shape[:-1]))
     torch.testing.assert_close(later.sum(-1), torch.ones(later.shape[:-1]))

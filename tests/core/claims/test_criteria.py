@@ -9,7 +9,7 @@ from kvq_core.claims.board import (
     Criterion,
 )
 from kvq_core.claims.criteria import MEASURES, Claim
-from kvq_core.claims.verdict import verdict
+from kvq_core.claims.verdict import claim_verdict
 from kvq_core.errors import SpecError
 
 ALL = [(p, claim) for p in papers().values() for claim in p.claims]
@@ -33,7 +33,7 @@ ALL = [(p, claim) for p in papers().values() for claim in p.claims]
     ],
 )
 def test_the_rule_asks_for_the_mean_and_for_two_thirds_of_the_texts(pairs, word):
-    found, reason = verdict([Criterion.parse("a < b")], [{"a": a, "b": b} for a, b in pairs], setting().rule)
+    found, reason = claim_verdict([Criterion.parse("a < b")], [{"a": a, "b": b} for a, b in pairs], setting().rule)
     assert found == word
     assert bool(reason) == (word == "cannot be tested here")
 
@@ -41,7 +41,7 @@ def test_the_rule_asks_for_the_mean_and_for_two_thirds_of_the_texts(pairs, word)
 def test_every_criterion_has_to_hold_in_the_same_texts():
     both = [Criterion.parse("a < b"), Criterion.parse("a > 0")]
     texts = [{"a": -1.0, "b": 2.0}, {"a": 3.0, "b": 2.0}, {"a": 1.0, "b": 2.0}, {"a": 1.0, "b": 9.0}]
-    assert verdict(both, texts, setting().rule)[0] == "does not hold here"  # each in 3 of 4, both in 2 of 4
+    assert claim_verdict(both, texts, setting().rule)[0] == "does not hold here"  # each in 3 of 4, both in 2 of 4
 
 
 @pytest.mark.parametrize(

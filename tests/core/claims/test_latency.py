@@ -5,8 +5,9 @@ import json
 import pytest
 
 from benchmarks.by_gpu import judged
+from benchmarks.latency import NO_CASE, judge_device, latency_json
 from kvq_core.claims import papers
-from kvq_core.claims.latency import NO_CASE, judge_device, latency_json, stored_latency
+from kvq_core.claims.latency import stored_latency
 from kvq_core.claims.tables import latency_table, plain_latency
 from ui.form.editor import method_notes
 from ui.html.claims_table import latency_claims

@@ -21,7 +21,7 @@ from kvq_core.claims.board import (
 from kvq_core.claims.latency import stored_latency
 from kvq_core.claims.side_by_side import FLIPS, NOT_MEASURED, claim_rows, mended_board, of_models, short_title, summary
 from kvq_core.claims.tables import boards_json, markdown_table, plain_latency, plain_table, summary_table
-from kvq_core.claims.verdict import spreads, verdict
+from kvq_core.claims.verdict import claim_verdict, spreads
 from kvq_core.cli.main import main
 from kvq_core.errors import StoreError
 from kvq_core.models.gguf.published import SECOND_MODEL, TITLE
@@ -227,7 +227,7 @@ def test_both_boards_were_measured_on_as_many_texts_by_the_same_criteria():
     for claim in other.claims:
         criteria = [Criterion.parse(text) for text in claim.criterion]
         numbers = [text.numbers for text in claim.texts]
-        assert claim.reason or verdict(criteria, numbers, setting().rule)[0] == claim.verdict
+        assert claim.reason or claim_verdict(criteria, numbers, setting().rule)[0] == claim.verdict
     measured = {claim.id for claim in other.claims}  # those of decoded tokens take hours on the larger model
     known = [c.id for paper in papers().values() for c in paper.claims]
     assert [claim.id for claim in other.claims] == [id for id in known if id in measured]

@@ -7,7 +7,7 @@ import torch
 
 from kvq_core.cli.main import main
 from kvq_core.codebooks import files
-from kvq_core.codebooks.lookup import CodebookNeed, find, stages_for
+from kvq_core.codebooks.lookup import CodebookNeed, find_codebook, stages_for
 from kvq_core.errors import KvqError, SpecError, StoreError
 from kvq_core.methods import Prompt, make
 from kvq_core.spec import DEFAULT_MODEL
@@ -94,7 +94,7 @@ def test_more_bits_extend_a_trained_codebook(home, model, monkeypatch):
     assert two.info.bits == 2 and torch.equal(two.tensors()["theta"][:, :, :, :4], one)
     assert [book.info.stages for book in files.codebooks() if not book.shipped] == [8]
     wanted = CodebookNeed("keys", None, 1, 4, 8, None)
-    found = find(wanted, model.id, model.weights_hash)
+    found = find_codebook(wanted, model.id, model.weights_hash)
     assert found is not None and found.info.stages == 8  # serves one bit too
     monkeypatch.setattr("kvq_core.training.train.collect", None)  # nothing is read for what is there
     again = train(model, replace(SMALL, kinds=("keys",)), QUIET)[0]  # asking for fewer stages destroys none
@@ -135,12 +135,12 @@ def test_a_failed_write_leaves_nothing(home, monkeypatch):
 def test_lookup_prefers_the_same_weights(home):
     other = files.save_codebook(info(weights_hash="f" * 16), {"theta": torch.zeros(1)})
     wanted = CodebookNeed("keys", None, 1, 4, None, 1)
-    assert find(wanted, "a/Model", "abcdef0123456789").info == other.info
+    assert find_codebook(wanted, "a/Model", "abcdef0123456789").info == other.info
     same = files.save_codebook(info(), {"theta": torch.ones(1)})
-    assert find(wanted, "a/Model", "abcdef0123456789").info == same.info
-    assert find(wanted, "b/Model", "0" * 16) is None
-    assert find(CodebookNeed("keys", None, 1, 8, None, 1), "a/Model", "abcdef0123456789") is None
-    assert find(CodebookNeed("keys", "other", 1, 4, None, 1), "a/Model", "abcdef0123456789") is None
+    assert find_codebook(wanted, "a/Model", "abcdef0123456789").info == same.info
+    assert find_codebook(wanted, "b/Model", "0" * 16) is None
+    assert find_codebook(CodebookNeed("keys", None, 1, 8, None, 1), "a/Model", "abcdef0123456789") is None
+    assert find_codebook(CodebookNeed("keys", "other", 1, 4, None, 1), "a/Model", "abcdef0123456789") is None
 
 
 def test_the_command(home, capsys):
@@ -192,7 +192,7 @@ def test_shipped_codebooks_fit_the_default_model(home):
     assert all(book.path.stat().st_size < 6e6 for book in shipped() if book.info.model != DEFAULT_MODEL)
     for bits in (1, 2):
         for kind in ("keys", "values"):
-            book = find(CodebookNeed(kind, None, bits, 16, None, None), DEFAULT_MODEL, None)
+            book = find_codebook(CodebookNeed(kind, None, bits, 16, None, None), DEFAULT_MODEL, None)
             assert book is not None and book.shipped
             assert book.info.train_tokens >= 4096 and book.info.held_out_tokens >= 1024
             assert book.info.command.startswith("python -m kvq_core codebooks train --model " + DEFAULT_MODEL)

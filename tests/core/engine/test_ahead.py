@@ -7,11 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.architectures import tiny_of
 from kvq_core.codecs.stream import Stream
 from kvq_core.codecs.window import Window
 from kvq_core.engine.ahead import Ahead
-from kvq_core.engine.drafts import Drafts
 from kvq_core.methods import Prompt, methods
 from kvq_core.methods.per_token import PerToken
 from kvq_core.spec import Lane
@@ -143,64 +141,3 @@ def test_a_lane_alone_writes_its_own_text_from_where_it_parts(bits: int, tempera
     assert (one.first_divergence, one.token_ids) == (other.first_divergence, other.token_ids)
     assert len(one.token_ids) == 24 and (bits == 8) == (one.first_divergence is None)
     torch.testing.assert_close(alone.logits()[1], beside.logits()[1], rtol=0, atol=0.05)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"method": "per_token", "knobs": {"bits": 2, "group_size": 8, "residual_length": 4}},
-        {"method": "kivi", "knobs": {"bits": 2, "group_size": 8, "residual_length": 16}, "sink_tokens": 2},
-        {"method": "per_token", "knobs": {"bits": 3}, "prefill": {"chunk": 32, "own_chunk": "stored"}},
-    ],
-    ids=["per_token", "kivi", "stored"],
-)
-def test_what_a_lane_alone_writes_does_not_depend_on_what_was_guessed(given: dict, temperature: float) -> None:
-    """All guesses right, some, or none: the same text, and stores that hold it and nothing else."""
-    model, ids = tiny("llama"), prompt_ids(90, seed=3)
-    how = {"ignore_eos": True, "temperature": temperature, "seed": 5}
-    beside = run_engine(model, ids, [Lane(label="one", **given)], 32, **how)
-    state = beside.decode.states[0]
-    parted = state.first_divergence
-    assert parted is not None and parted < 24
-    alone = {"given": beside.decode.token_ids, "answered": beside.logits()[0], "audit": True, **how}
-    third = [token if at % 3 else token + 1 for at, token in enumerate(state.token_ids)]
-    steps = []
-    for known in ([], [[ids[-1], *state.token_ids]], [[ids[-1], *third]]):
-        found = run_engine(model, ids, [Lane(label="one", **given)], 32, known=known, **alone)
-        assert found.decode.states[0].token_ids == state.token_ids
-        steps.append(len(found.decode.step_seconds))
-    none, all_right, _ = steps
-    assert all_right < none - 8
-
-
-def test_guesses_follow_the_longest_end_that_is_known_and_the_own_text_first() -> None:
-    class Room:
-        def at_once(self, tokens: int) -> int:
-            return tokens
-
-    drafts = Drafts(Room(), [[1, 2, 3, 4, 5, 6, 7, 8, 9], [7, 2, 3, 10, 11]], [5, 3, 20, 2, 3])
-    assert drafts.guess(40) == [10, 11], "of texts the later, as far as it goes"
-    drafts.extend([10, 2, 3])
-    assert drafts.guess(3) == [10, 2], "what it wrote itself, and no more than is left"
-    drafts.extend([4, 5, 6])
-    assert drafts.guess(40) == [7, 8, 9]
-    assert drafts.guess(1) == []
-    drafts.extend([50, 2])
-    assert drafts.guess(40) == [], "one token is too little to go by"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen3_next", "lfm2", "gemma3_text", "gemma3n_text"])
-def test_guesses_that_were_wrong_leave_nothing_in_layers_of_any_kind(kind: str) -> None:
-    """Nor in linear attention and convolutions, whose states could not take a token back."""
-    model, ids = tiny_of(kind), prompt_ids(60, seed=3)
-    lane = Lane(label="one", method="per_token", knobs={"bits": 1, "group_size": 8, "residual_length": 0})
-    beside = run_engine(model, ids, [lane], 24, ignore_eos=True)
-    state = beside.decode.states[0]
-    assert state.first_divergence is not None
-    wrong = [token if at % 3 else abs(token - 1) for at, token in enumerate(state.token_ids)]
-    given = {"given": beside.decode.token_ids, "answered": beside.logits()[0], "known": [[ids[-1], *wrong]]}
-    alone = run_engine(model, ids, [lane], 24, ignore_eos=True, **given)
-    assert alone.decode.states[0].token_ids == state.token_ids

@@ -13,12 +13,12 @@ from kvq_core.engine.centering import slow_biases
 from kvq_core.engine.prefill import SharedPrefill
 from kvq_core.errors import SpecError
 from kvq_core.mend.edit import Edit
-from kvq_core.mend.fold import apply_to
 from kvq_core.models import LoadedModel, wrap
 from kvq_core.models.pairs import SLOW, Pairs, pairs_of
 from kvq_core.spec import Lane, Transforms
 from kvq_core.spec.prefill import Chunks
 from tests.support.engine_runs import run_engine
+from tests.support.mended_models import apply_to
 from tests.support.tiny_models import prompt_ids, tiny
 
 TOKENS, NEW = 60, 12

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.architectures import tiny_of
-from kvq_core.cli.inspect import describe
+from kvq_core.cli.inspect import describe_inspection
 from kvq_core.inspection import inspect_model
 from kvq_core.inspection.figures import QUERIES, effective_rank
 from kvq_core.inspection.fits import PLANNED, fit_here, fit_of_loaded
-from kvq_core.inspection.formats import formats_of
-from kvq_core.inspection.look import NOT_LOOKED, TOKENS, Look
+from kvq_core.inspection.look import NOT_LOOKED, TOKENS, Look, formats_of
 from kvq_core.inspection.report import spans
 from kvq_core.models import LoadedModel
 from kvq_core.models.bundled import bundled_gguf
@@ -145,7 +144,7 @@ def test_layers_are_told_by_what_they_are(kind: str, unlike: dict[str, list[int]
     assert unlike.items() <= found.facts.unlike.items()
     assert [own.layer for own in found.figures] == list(model.shape.captured)
     assert (found.sentence == NOT_LOOKED) == (kind == "mistral")
-    said = describe(found)
+    said = describe_inspection(found)
     for what, layers in unlike.items():
         assert f"layers {spans(layers)}: {what}" in said
     rows = [line.split()[0] for line in said.splitlines() if line[:1].isdigit()]

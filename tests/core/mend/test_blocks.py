@@ -6,7 +6,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from gguf.constants import GGML_QUANT_SIZES
 
-from kvq_core.mend.blocks import MEANT, errors, numbers, scaled
+from kvq_core.mend.blocks import MEANT, dequantized, errors, scaled
 from kvq_core.mend.tensors import MOST_ERROR
 
 FACTORS = np.array([1.0, 0.25, 3.7, 0.031, 1 / 30, 9.1], np.float32)
@@ -60,9 +60,9 @@ def random_rows(kind: Kind, columns: int, scale: float) -> np.ndarray:
 def test_rows_are_multiplied_and_codes_stay(kind: Kind) -> None:
     raw, factors = rows_of(kind), POWERS if kind in EXPONENTS else FACTORS
     new = scaled(raw, kind, factors)
-    wanted = numbers(raw, kind) * factors[:, None]
+    wanted = dequantized(raw, kind) * factors[:, None]
     assert np.linalg.norm(wanted, axis=1).min() > 0
-    apart = np.linalg.norm(numbers(new, kind) - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+    apart = np.linalg.norm(dequantized(new, kind) - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
     assert apart.max() < MOST_ERROR
     assert np.allclose(errors(raw, new, kind, factors), apart)
     assert np.array_equal(new[0], raw[0])  # its factor is 1

@@ -11,12 +11,12 @@ from kvq_core.engine.divergence import kl_divergence
 from kvq_core.errors import SpecError
 from kvq_core.mend.choose import Choosing, Chosen
 from kvq_core.mend.edit import Edit
-from kvq_core.mend.fold import apply_to
 from kvq_core.mend.formats import CacheFormat
 from kvq_core.mend.passes import ReferencePass, read_through, score
 from kvq_core.mend.weigh import bias_costs
 from kvq_core.models import LoadedModel, wrap
 from kvq_core.models.pairs import Pairs
+from tests.support.mended_models import apply_to
 from tests.support.tiny_models import prompt_ids, tiny
 
 SCORED, TOKENS = 24, 160

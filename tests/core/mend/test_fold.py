@@ -11,9 +11,10 @@ from torch.overrides import TorchFunctionMode
 from benchmarks.architectures import CONFIGS, SAMPLE, ids_of, tiny_of
 from kvq_core.errors import ModelError
 from kvq_core.mend.edit import Edit
-from kvq_core.mend.fold import apply_to, layers_of, row_factors
+from kvq_core.mend.fold import mendable_layers, row_factors
 from kvq_core.models import LoadedModel, wrap
 from kvq_core.models.pairs import Pairs
+from tests.support.mended_models import apply_to
 from tests.support.tiny_models import tiny
 
 FOLD = (
@@ -54,7 +55,7 @@ def in_float64(model: LoadedModel) -> LoadedModel:
 def random_edit(model: LoadedModel) -> Edit:
     shape, rope = model.shape, model.rope(2)
     edit = Edit.none(shape.layers, shape.kv_heads, shape.head_dim)
-    for layer, own in layers_of(model).items():
+    for layer, own in mendable_layers(model).items():
         pairs = Pairs.of_rope(rope, layer)
         drawn = torch.randn(shape.kv_heads, len(pairs.theta)).exp()
         edit = edit.with_scales(layer, pairs.spread(drawn[:1].expand_as(drawn) if own.shared else drawn))
@@ -80,7 +81,7 @@ def test_folding_preserves_the_function_or_is_refused_by_name(kind: str) -> None
     model = tiny_of(kind)
     if kind in WHY:
         with pytest.raises(ModelError, match=f"{model.title} cannot be mended: .*{WHY[kind]}"):
-            layers_of(model)
+            mendable_layers(model)
         return
     model = in_float64(model)
     before = logits(model)

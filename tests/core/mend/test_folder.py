@@ -10,10 +10,11 @@ from transformers import AutoModelForCausalLM
 from kvq_core.errors import ModelError, StoreError
 from kvq_core.mend import folder
 from kvq_core.mend.edit import Edit
-from kvq_core.mend.fold import apply_to, layers_of, row_factors
+from kvq_core.mend.fold import mendable_layers, row_factors
 from kvq_core.models import wrap
 from kvq_core.models.pairs import Pairs
 from tests.support.gguf_files import logits, source
+from tests.support.mended_models import apply_to
 
 IDS = [(7 * i * i + i) % 200 for i in range(40)]
 SAID = {"version": 1, "format": "q8_0/q8_0", "context": 1024}
@@ -32,13 +33,13 @@ def test_a_mended_folder_computes_what_the_edited_model_does(
         file.chmod(0o640)
     loaded = wrap(model, None, id="x")
     edit = Edit.none(loaded.shape.layers, loaded.shape.kv_heads, loaded.shape.head_dim)
-    for layer, own in layers_of(loaded).items():
+    for layer, own in mendable_layers(loaded).items():
         pairs = Pairs.of_rope(loaded.rope(2), layer)
         drawn = torch.randn(loaded.shape.kv_heads, len(pairs.theta), generator=torch.Generator().manual_seed(layer))
         edit = edit.with_scales(layer, pairs.spread(drawn[:1].expand_as(drawn) if own.shared else drawn).exp())
     edit = edit.with_scales(1, torch.ones_like(edit.scale[1]))  # whose shards are linked
     factors = {name: x.numpy() for name, x in row_factors(loaded, edit).items()}
-    offsets = {name: own.offset for own in layers_of(loaded).values() for name in own.norms or ()}
+    offsets = {name: own.offset for own in mendable_layers(loaded).values() for name in own.norms or ()}
     folder.write_copy(tmp_path / "old", factors, offsets, tmp_path / "new", SAID)
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "new", attn_implementation="eager").eval()
     apply_to(loaded, edit)

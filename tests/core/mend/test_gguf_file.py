@@ -11,12 +11,13 @@ from gguf import GGMLQuantizationType as Kind
 from kvq_core.errors import KvqError, ModelError, StoreError
 from kvq_core.mend import gguf_file
 from kvq_core.mend.edit import Edit
-from kvq_core.mend.fold import apply_to, row_factors
+from kvq_core.mend.fold import row_factors
 from kvq_core.mend.tensors import changes_of
 from kvq_core.models import load, wrap
 from kvq_core.models.gguf.header import Header, read_header
 from tests.support.gguf_files import logits
 from tests.support.mended_files import SAID, changed, hashes, killed_at, made
+from tests.support.mended_models import apply_to
 
 IDS = [(7 * i * i + i) % 200 for i in range(40)]
 

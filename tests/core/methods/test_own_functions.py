@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import kvq_core
 from kvq_core.errors import MethodError, SpecError
 from kvq_core.methods import known, load_method_file, methods, origin_of
-from kvq_core.methods.fingerprint import fingerprint
+from kvq_core.methods.function import fingerprint
 from kvq_core.packed import MeasureRequest, measure
 from kvq_core.spec import Lane
 from tests.support.engine_runs import run_engine

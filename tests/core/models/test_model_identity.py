@@ -182,7 +182,7 @@ def test_models_of_the_hub_are_told_apart_by_their_commits(tmp_path, monkeypatch
 @pytest.mark.slow
 def test_the_bundled_model_is_converted_into_what_the_shipped_runs_are_of(tmp_path, real_model) -> None:
     """Its ids stand in records and codebooks: another converter must not make another model of it."""
-    folder = bundled.convert(tmp_path / "model")
+    folder = bundled.convert_bundled(tmp_path / "model")
     weights = weights_of(folder)
     runs = packaged_store()
     shipped = [runs.load(id)[0].environment for id in example_ids().values()]

@@ -60,7 +60,7 @@ def test_it_is_fetched_into_the_downloads(home: Path, monkeypatch) -> None:
         return folder / name
 
     monkeypatch.setattr(second, "fetched_to", fetch)
-    assert last(second.download()) == home / "downloads" / second.NAME == second.local_file()
+    assert last(second.download_second()) == home / "downloads" / second.NAME == second.local_file()
 
 
 def test_where_it_cannot_be_had_one_line_says_what_to_do(home: Path, monkeypatch) -> None:
@@ -69,13 +69,13 @@ def test_where_it_cannot_be_had_one_line_says_what_to_do(home: Path, monkeypatch
 
     monkeypatch.setattr(second, "fetched_to", fetch)
     with pytest.raises(ModelError, match="could not be had from the Hub: no route to the host") as caught:
-        last(second.download())
+        last(second.download_second())
     assert "KVQ_SECOND_MODEL=file" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_where_no_terminal_is_the_command_gives_the_id_alone(home: Path, monkeypatch, capsys) -> None:
     steps = [ConversionStep(1, 2, "reading"), ConversionStep(2, 2, "reading"), ConversionStep(4, 4, "converting")]
-    monkeypatch.setattr(command, "prepare", lambda: iter(steps))
+    monkeypatch.setattr(command, "prepare_second", lambda: iter(steps))
     monkeypatch.setattr("sys.stderr", io.StringIO())
     command.main()
     assert capsys.readouterr().out == f"{second.SECOND_MODEL}\n"

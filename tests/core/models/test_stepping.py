@@ -12,7 +12,15 @@ from kvq_core.machine.threads import one_thread
 from kvq_core.models import load
 from kvq_core.models import stepping as products
 from kvq_core.models.lockstep import ATTENTION
-from kvq_core.models.stepping import DividedHead, DividedMLP, Matrix, StepModels, laid_out_bytes, product, step_model
+from kvq_core.models.stepping import (
+    DividedHead,
+    DividedMLP,
+    Matrix,
+    StepModels,
+    laid_out_bytes,
+    laid_out_linear,
+    step_model,
+)
 from kvq_core.spec import DEFAULT_MODEL
 from tests.support.tiny_models import CONFIGS, prompt_ids, tiny
 
@@ -47,7 +55,7 @@ def test_products_of_any_number_of_rows_are_products(rows, bias) -> None:
     drawn = torch.Generator().manual_seed(rows)
     x, weight = torch.randn(rows, 1, 24, generator=drawn), torch.randn(40, 24, generator=drawn)
     added = torch.randn(40, generator=drawn) if bias else None
-    out = product(weight, added, True)(x)
+    out = laid_out_linear(weight, added, True)(x)
     exact = linear(x.double(), weight.double(), None if added is None else added.double())
     assert out.shape == (rows, 1, 40) and (out - exact).abs().max() < 1e-5
 
@@ -56,7 +64,7 @@ def test_products_of_any_number_of_rows_are_products(rows, bias) -> None:
 def test_a_row_is_summed_alike_whatever_rows_stand_beside_it(inputs, outputs) -> None:
     drawn = torch.Generator().manual_seed(inputs)
     x, weight = torch.randn(70, inputs, generator=drawn), torch.randn(outputs, inputs, generator=drawn)
-    compute = product(weight, None, True)
+    compute = laid_out_linear(weight, None, True)
     whole = compute(x)
     with one_thread():
         assert torch.equal(compute(x), whole)

@@ -9,8 +9,8 @@ from kvq_core.errors import KvqError, SpecError
 from kvq_core.machine.apart import apart
 from kvq_core.machine.owner import owned
 from kvq_core.models import template
-from kvq_core.models.chat import render_each
 from kvq_core.models.chat_turns import turn_ids, turns
+from kvq_core.models.reader import render_each
 from kvq_core.spec import DEFAULT_MODEL, Message
 
 WELL = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}m:{% endif %}"

@@ -6,7 +6,7 @@ from kvq_kernels import KernelError, Store
 from transformers import DynamicCache
 
 import kvq_core
-from kvq_core.cli.measure import table
+from kvq_core.cli.measure import measured_table
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.errors import MethodError, ModelError, SpecError
@@ -163,7 +163,7 @@ def test_measure_counts_the_bytes_of_the_cache_that_ran():
     assert packed.token_ids[0] == whole.token_ids[0] and len(packed.token_ids) == 6 and packed.ms_per_token > 0
     alone = run_engine(model, (ids * 3)[:300], [lane("kivi")], 6, ignore_eos=True).state("kivi")
     assert packed.token_ids == alone.token_ids
-    assert "plain-torch reference" in table([whole, packed], {"fp16": "no packed execution"})
+    assert "plain-torch reference" in measured_table([whole, packed], {"fp16": "no packed execution"})
 
 
 def test_the_largest_size_that_fits_is_found():

@@ -4,7 +4,7 @@ import pytest
 
 from kvq_core.analysis.context_growth import growths
 from kvq_core.analysis.explain import explain
-from kvq_core.analysis.plans import plan_of, shape_of
+from kvq_core.analysis.plans import lane_plan, shape_of
 from kvq_core.analysis.two_runs import versus
 from kvq_core.cli.tables import describe_record
 from kvq_core.models import LoadedModel
@@ -98,7 +98,7 @@ def test_bytes_grow_with_the_context_rule_by_rule(finished: Finished) -> None:
     mixed = found[2]
     assert mixed is not None
     assert effective_bits(mixed, shape, 10**7) == pytest.approx(((4 * 9 + 32) / 6, (4 * 3 + 32) / 6), rel=1e-3)
-    plan = plan_of(record, 2)
+    plan = lane_plan(record, 2)
     assert plan is not None and {a.layers for a in plan} == {tuple(range(2, 6))}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvq_core.cli.layers import read_prompts
+from kvq_core.cli.layers import study_prompts
 from kvq_core.cli.main import main
 from kvq_core.errors import KvqError, SpecError
 from kvq_core.models import LoadedModel
@@ -18,10 +18,10 @@ from kvq_core.recommend.layer_plans import FP16, TOKENS, Candidate
 from kvq_core.recommend.sensitivity import (
     ScoringProgress,
     Sensitivity,
-    answer_of,
-    check_model,
+    check_scores_model,
+    followed_answer,
     key,
-    losses,
+    lane_losses,
     score_layers,
 )
 from kvq_core.recommend.solver import free
@@ -82,7 +82,7 @@ def test_scores_of_another_version_of_results_are_not_taken_for_new_ones(
     old, _ = scored(model)
     monkeypatch.setattr(kept, "RESULTS_VERSION", 0)
     with pytest.raises(KvqError, match=f"Scores {old.id} are of other weights .* or of another version of results"):
-        check_model(model, old)
+        check_scores_model(model, old)
     new, runs = scored(model)
     assert runs == 1 and new.id != old.id
 
@@ -92,7 +92,7 @@ def test_a_score_is_that_of_a_run_of_the_lane_alone(model: LoadedModel) -> None:
     found, _ = scored(model)
     prompt, method = StudyPrompt(prompt=TEXTS[0]), Candidate.parse(NAME)
     lane = Lane.model_validate({**method.data, "tensors": "keys", "layers": [BAD]})
-    (alone,) = losses(model, prompt, [lane], answer_of(model, prompt))
+    (alone,) = lane_losses(model, prompt, [lane], followed_answer(model, prompt))
     (own,) = found.klds.values()
     assert own[key(NAME, "keys", BAD)] == pytest.approx(alone, rel=0.01)
 
@@ -103,7 +103,7 @@ def test_what_was_cut_short_goes_on_where_it_was(model: LoadedModel) -> None:
     (prompt, own), *_ = found.klds.items()
     lost = key(NAME, "values", 0)
     kept.file_of(found.id).unlink()  # what is kept is added to
-    kept.keep(found.model_copy(update={"klds": {prompt: {k: v for k, v in own.items() if k != lost}}}))
+    kept.keep_scores(found.model_copy(update={"klds": {prompt: {k: v for k, v in own.items() if k != lost}}}))
     again, runs = scored(model)
     assert runs == 1 and again.klds[prompt][lost] == pytest.approx(own[lost], rel=0.01)
 
@@ -187,12 +187,12 @@ def test_a_budget_that_nothing_fits_and_an_engine_without_the_format_are_refused
 def test_prompts_are_those_of_a_study(tmp_path: Path) -> None:
     file, text = tmp_path / "prompts.jsonl", tmp_path / "prompts.txt"
     text.write_text("A line.\n\nAnother.\n")
-    assert [prompt.prompt for prompt in read_prompts(text)] == ["A line.", "Another."]
+    assert [prompt.prompt for prompt in study_prompts(text)] == ["A line.", "Another."]
     file.write_text('{"id": "b", "prompt": "Another.", "continuation": "Yes."}\n')
-    assert read_prompts(file) == [StudyPrompt(id="b", prompt="Another.", continuation="Yes.")]
+    assert study_prompts(file) == [StudyPrompt(id="b", prompt="Another.", continuation="Yes.")]
     file.write_text('{"prompt": ""}\n')
     with pytest.raises(SpecError, match="line 1"):
-        read_prompts(file)
+        study_prompts(file)
 
 
 @pytest.mark.parametrize(
@@ -252,9 +252,9 @@ def test_ctrl_c_says_that_scores_are_kept(
 def test_scores_that_two_processes_keep_at_once_are_both_kept() -> None:
     begun = Sensitivity(id="a" * 16, version=kept.VERSION, model="m", layers=2, positions=4, formats=(NAME,))
     one, other = (begun.added(prompt, {key(NAME, "keys", 0): 0.5}) for prompt in ("one", "other"))
-    kept.keep(one)
-    assert set(kept.keep(other).klds) == {"one", "other"}
-    more = kept.keep(begun.added("one", {key(NAME, "keys", 0): 0.7, key(NAME, "keys", 1): 0.1}))
+    kept.keep_scores(one)
+    assert set(kept.keep_scores(other).klds) == {"one", "other"}
+    more = kept.keep_scores(begun.added("one", {key(NAME, "keys", 0): 0.7, key(NAME, "keys", 1): 0.1}))
     assert kept.load_scores("a" * 16) == more and set(more.klds) == {"one", "other"}
     assert more.klds["one"] == {key(NAME, "keys", 0): 0.7, key(NAME, "keys", 1): 0.1}
 
@@ -263,4 +263,4 @@ def test_scores_are_had_where_none_can_be_kept(tmp_path, monkeypatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setattr(kept, "file_of", lambda id: tmp_path / "file" / f"{id}.json")
     begun = Sensitivity(id="a" * 16, version=kept.VERSION, model="m", layers=2, positions=4, formats=(NAME,))
-    assert kept.keep(begun) == begun
+    assert kept.keep_scores(begun) == begun

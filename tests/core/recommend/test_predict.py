@@ -25,7 +25,7 @@ from kvq_core.recommend.predict import (
     Seen,
     cells_of,
     correlations,
-    kept,
+    kept_prompt,
     look,
     work_sentence,
 )
@@ -114,7 +114,7 @@ def test_ctrl_c_loses_one_prompt_at_most(
     assert main(["predict", "--study", planned.id, "--json"]) == 130
     out, err = capsys.readouterr()
     assert out == "" and "2 of 5 prompts are kept, and the same command goes on from there" in err
-    assert [kept(cell) is not None for cell in planned.cells] == [True, True, False, False, False]
+    assert [kept_prompt(cell) is not None for cell in planned.cells] == [True, True, False, False, False]
 
 
 def test_predictors_are_what_a_plain_loop_finds(planned: CellPlan) -> None:

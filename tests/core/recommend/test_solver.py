@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from kvq_core.errors import SpecError
 from kvq_core.recommend.layer_plans import FP16, LayerPlan
-from kvq_core.recommend.solver import Costs, SolvedPolicy, by_layer, ends_apart, free, one_each, skip_list
+from kvq_core.recommend.solver import Costs, SolvedPolicy, ends_apart, free, one_each, skip_list
 
 NAMES = ("a", "b", FP16)
-PAIRS = [("a", "a"), ("a", "b"), (FP16, FP16)]
 
 
 @st.composite
@@ -46,20 +45,11 @@ def in_ik(plan: LayerPlan) -> bool:
     return all(sum(a != b for a, b in zip(names, names[1:], strict=False)) <= 2 for names in (plan.keys, plan.values))
 
 
-def in_modelopt(plan: LayerPlan) -> bool:
-    return set(zip(plan.keys, plan.values, strict=True)) <= set(PAIRS)
-
-
-def layerwise(costs: Costs, budget: int) -> SolvedPolicy:
-    return by_layer(costs, budget, PAIRS)
-
-
 SPACES = {
     free: lambda plan: True,
     skip_list: in_vllm,
     one_each: in_llama_cpp,
     ends_apart: in_ik,
-    layerwise: in_modelopt,
 }
 
 

@@ -1,16 +1,13 @@
 """Policies as lanes, and as flags that are read back."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvq_core.errors import SpecError
 from kvq_core.methods import ModelShape
-from kvq_core.recommend import engine_limits as modelopt
 from kvq_core.recommend.engine_flags import policy_of_flags
-from kvq_core.recommend.engine_limits import MODELOPT, SPACES, flags, words_of
+from kvq_core.recommend.engine_limits import SPACES, flags
 from kvq_core.recommend.layer_plans import FP16, Candidate, LayerPlan
 from kvq_core.spec import TENSORS, parse_lane
 
@@ -20,7 +17,6 @@ CANDIDATES = {
     "vllm": [Candidate.parse(name) for name in ("fp8", "int4_per_token_head", "turboquant:boundary_layers=2")],
     "llama.cpp": [Candidate.parse(name) for name in ("q8_0", "q4_0", "iq4_nl")],
     "ik_llama.cpp": [Candidate.parse(name) for name in ("q8_0:rotate=false", "q4_0:rotate=false")],
-    "modelopt": [Candidate.parse(name) for name in ("fp8", "nvfp4")],
 }
 
 
@@ -32,9 +28,6 @@ def policies(draw: st.DrawFn, engine: str) -> LayerPlan:
         name = draw(st.sampled_from(names))
         own = tuple(draw(st.lists(st.sampled_from([name, FP16]), min_size=LAYERS, max_size=LAYERS)))
         return LayerPlan(own, own)
-    if engine == "modelopt":
-        both = st.sampled_from([("fp8", "fp8"), ("nvfp4", "nvfp4"), ("fp8", "nvfp4"), (FP16, FP16)])
-        return LayerPlan(*zip(*draw(st.lists(both, min_size=LAYERS, max_size=LAYERS)), strict=True))
     return LayerPlan(*(draw(runs([*names, FP16], 3 if engine == "ik_llama.cpp" else 1)) for _ in TENSORS))
 
 
@@ -46,13 +39,12 @@ def runs(draw: st.DrawFn, names: list[str], most: int) -> tuple[str, ...]:
     return tuple(name for n in lengths for name in (draw(st.sampled_from(names)),) * n)
 
 
-@pytest.mark.parametrize("engine", [*SPACES, MODELOPT])
+@pytest.mark.parametrize("engine", SPACES)
 @given(data=st.data())
 def test_flags_say_the_policy_that_made_them(engine: str, data: st.DataObject) -> None:
     plan = data.draw(policies(engine))
     command = flags(engine, plan, CANDIDATES[engine])
-    given = command, CANDIDATES[engine], LAYERS
-    read = modelopt.parsed(*given) if engine == MODELOPT else policy_of_flags(SPACES[engine], *given)
+    read = policy_of_flags(SPACES[engine], command, CANDIDATES[engine], LAYERS)
     assert read == plan, command
     assert read.lane(CANDIDATES[engine]) == plan.lane(CANDIDATES[engine])
 
@@ -102,44 +94,3 @@ def test_layers_one_at_a_time_are_not_for_every_method() -> None:
 def test_flags_of_another_engine_are_refused() -> None:
     with pytest.raises(SpecError, match="vLLM has no format 'q4_0'"):
         policy_of_flags("vLLM", "vllm serve M --kv-cache-dtype q4_0", CANDIDATES["vllm"], LAYERS)
-
-
-def test_the_file_of_modelopt_is_the_one_it_writes():
-    """Its own names, as its tests have them; an unquantized layer is not named."""
-    plan = LayerPlan(("fp8", "nvfp4", "fp8", FP16), ("fp8", "nvfp4", "nvfp4", FP16))
-    told = json.loads(flags(MODELOPT, plan, CANDIDATES[MODELOPT]))["quantization"]
-    names = [f"model.layers.{number}.self_attn" for number in range(3)]
-    assert told == {
-        "kv_cache_quant_algo": "MIXED_PRECISION",
-        "kv_cache_quantized_layers": {
-            name: {"quant_algo": word} for name, word in zip(names, ("FP8", "NVFP4", "FP8_K_NVFP4_V"), strict=True)
-        },
-        "kv_cache_schema_version": 1,
-    }
-    assert (
-        json.loads(flags(MODELOPT, LayerPlan.uniform(4, "fp8", "nvfp4"), CANDIDATES[MODELOPT]))["quantization"][
-            "kv_cache_quant_algo"
-        ]
-        == "FP8_K_NVFP4_V"
-    )
-    assert words_of(MODELOPT, CANDIDATES["llama.cpp"]) == {FP16: ""}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[]",
-        '{"quantization": {"kv_cache_schema_version": 2}}',
-        '{"quantization": {"kv_cache_schema_version": 1, '
-        '"kv_cache_quantized_layers": {"model.layers.9.self_attn": {"quant_algo": "FP8"}}}}',
-    ],
-)
-def test_another_file_is_refused(text):
-    with pytest.raises(SpecError, match="This"):
-        modelopt.parsed(text, CANDIDATES[MODELOPT], LAYERS)
-
-
-def test_modelopt_cannot_have_other_pairs():
-    with pytest.raises(SpecError, match="layer 0"):
-        flags(MODELOPT, LayerPlan.uniform(2, "nvfp4", "fp8"), CANDIDATES[MODELOPT])

@@ -51,7 +51,7 @@ def test_a_run_needs_no_home_that_can_be_written(no_home, smollm):
 
 def test_a_home_in_the_way_is_one_line(no_home):
     with pytest.raises(StoreError, match="KVQ_HOME"):
-        Checkpoints(codebook_files.folder() / "x.partial")
+        Checkpoints(codebook_files.codebook_folder() / "x.partial")
     with pytest.raises(StoreError, match="KVQ_HOME"):
         codebook_files.save_codebook(info(), {"theta": torch.zeros(1)})
 
@@ -127,5 +127,5 @@ def test_a_converted_model_that_cannot_be_written_is_one_line(home, monkeypatch)
 
     monkeypatch.setattr("kvq_core.models.gguf.weights.write", write)
     with pytest.raises(ModelError, match="No space left") as caught:
-        bundled.convert(home / "models" / "x")
+        bundled.convert_bundled(home / "models" / "x")
     assert "KVQ_HOME" in str(caught.value) and not list((home / "models").iterdir())

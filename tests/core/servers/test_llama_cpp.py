@@ -12,7 +12,7 @@ from scipy.special import log_softmax, rel_entr
 
 from benchmarks import llama_cpp as against
 from benchmarks.llama_cpp_texts import ratio
-from kvq_core.cli.engine import table
+from kvq_core.cli.engine import damage_table
 from kvq_core.cli.main import main
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel
@@ -101,7 +101,7 @@ def test_the_table_tells_flips_and_where_a_text_parts_from_the_references() -> N
         kld = np.linspace(0, 0.1, len(same))
         return EngineDamage(Types.of(types), 512, 100, kld, np.array(same), [text] if text else [])
 
-    told = table(
+    told = damage_table(
         [
             measured("f32/f32", "The tide turns.", [True] * 4),
             measured("f16/f16", "The tide turns.", [True] * 4),

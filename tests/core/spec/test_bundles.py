@@ -5,7 +5,7 @@ import pytest
 from kvq_core.errors import SpecError
 from kvq_core.methods import methods
 from kvq_core.presets import BUNDLES, parse_placed, with_bundle
-from kvq_core.presets.equal import NEAR, USUAL, equal_bytes, families
+from kvq_core.presets.equal import NEAR, USUAL, compared_families, equal_bytes
 from kvq_core.sizing.count import CacheAt, PlannedCache
 from kvq_core.spec import MAX_LANES, ComparisonSpec, parse_spec
 
@@ -74,13 +74,13 @@ def test_lanes_are_built_once_for_caches_of_all_lengths(monkeypatch: pytest.Monk
     """For a budget that none can reach, so that all are tried."""
     equal_bytes(20.0, at=CacheAt(USUAL.shape, 256, 319))
     monkeypatch.setattr("kvq_core.presets.equal.Lane", None)
-    assert len(equal_bytes(20.0, at=CacheAt(USUAL.shape, 256, 320))) == len(families())
+    assert len(equal_bytes(20.0, at=CacheAt(USUAL.shape, 256, 320))) == len(compared_families())
 
 
 def test_equal_loss_has_every_family_at_several_widths() -> None:
     lanes = spec_of("equal-loss").lanes
     assert lanes == spec_of({"name": "equal-loss", "kld": 0.1}).lanes and len(lanes) <= MAX_LANES
-    for name, family in families().items():
+    for name, family in compared_families().items():
         assert sum((lane.label or "").startswith(f"{name} ") for lane in lanes) >= min(4, len(family)), name
 
 

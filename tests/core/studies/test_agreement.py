@@ -9,12 +9,13 @@ import pandas as pd
 import pytest
 
 from benchmarks import by_study, one_prompt
+from benchmarks.one_prompt import agreement, subsets, tier_of, tier_said
 from kvq_core.analysis.verdict import MIN_SCORED, Placed
 from kvq_core.recommend.decision import DecisionRequest
 from kvq_core.recommend.evidence import Option
 from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.studies import agreement as module
-from kvq_core.studies.agreement import agreement, line_of, shipped, subsets, tier_of, tier_said
+from kvq_core.studies.agreement import line_of, shipped_agreement
 from kvq_core.studies.example import example_spec, packaged_ids, packaged_studies
 from kvq_core.studies.rows import frame, read_rows
 from kvq_core.studies.spec import read_study
@@ -146,7 +147,7 @@ def test_tiers_are_the_studys_own_and_those_of_its_runs(rows: pd.DataFrame) -> N
 @pytest.mark.slow
 def test_what_ships_is_of_the_study_that_ships_and_of_its_rows(rows: pd.DataFrame) -> None:
     """Else `python benchmarks/one_prompt.py`, and `make readme`."""
-    found = shipped()
+    found = shipped_agreement()
     assert found is not None and (found["study"],) == packaged_ids() and found["results_version"] == RESULTS_VERSION
     said = [one_prompt.tiers_said(own, subsets(12, 1)) for _, own in rows.groupby("model", sort=False)]
     line = line_of(found, "tier", 1)
@@ -168,6 +169,6 @@ def test_figures_of_other_results_are_not_told(tmp_path: Any, monkeypatch: pytes
     for held in (None, {}, {"results_version": RESULTS_VERSION - 1}):
         if held is not None:
             file.write_text(json.dumps(held), encoding="utf-8")
-        assert shipped.__wrapped__() is None
-    monkeypatch.setattr(by_study, "shipped", lambda: None)
+        assert shipped_agreement.__wrapped__() is None
+    monkeypatch.setattr(by_study, "shipped_agreement", lambda: None)
     assert by_study.one_prompt_part().startswith("Not counted")

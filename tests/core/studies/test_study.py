@@ -11,7 +11,7 @@ import pytest
 
 from kvq_core.cli.main import main
 from kvq_core.cli.study import write_out
-from kvq_core.cli.study_text import describe
+from kvq_core.cli.study_text import describe_study
 from kvq_core.errors import SpecError, StoreError
 from kvq_core.models import load
 from kvq_core.pipeline.compare import compare
@@ -139,10 +139,12 @@ def test_what_is_left_out_and_few_prompts_are_told_once(model, store, tmp_path, 
     told = json.loads(capsys.readouterr().out)
     assert told["id"] in before and told["link"] == link, "the same study"
     assert main(["study", "--spec", link[:-9], "--dry-run"]) == 2 and "The link is" in capsys.readouterr().err
-    few = describe(study(parse_study(study_data(model, 2)), store))
+    few = describe_study(study(parse_study(study_data(model, 2)), store))
     assert few.count("no lanes are compared: they need 5 prompts or more") == 1 and "too few" not in few
     monkeypatch.setattr("kvq_core.cli.study_text.PAIRS", 0)
-    assert "and 1 more pairs of lanes: --json has all." in describe(study(parse_study(study_data(model, 6)), store))
+    assert "and 1 more pairs of lanes: --json has all." in describe_study(
+        study(parse_study(study_data(model, 6)), store)
+    )
 
 
 @pytest.mark.slow
@@ -242,7 +244,7 @@ def test_two_models_of_one_title_are_told_apart(store, tmp_path):
     result = study(parse_study(data), store)
     one, other = dict.fromkeys(line["model"] for line in result.lines)
     assert one == "tiny" and other.startswith("tiny (dir:")
-    assert {line["prompts"] for line in result.lines} == {2} and describe(result)
+    assert {line["prompts"] for line in result.lines} == {2} and describe_study(result)
 
 
 def test_one_model_under_two_names_is_not_counted_twice(model, tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kvq_core.cli import study_text
-from kvq_core.cli.study_text import describe
+from kvq_core.cli.study_text import describe_study
 from kvq_core.studies.example import packaged_ids, packaged_studies
 from kvq_core.studies.result import StudyResult
 from kvq_core.studies.stored_plan import kept_plan
@@ -21,7 +21,7 @@ def shipped() -> StudyResult:
 
 @pytest.mark.slow
 def test_the_text_has_what_the_page_shows_of_a_lane(shipped) -> None:
-    line, said = shipped.lines[0], describe(shipped)
+    line, said = shipped.lines[0], describe_study(shipped)
     own = [row for row in said.splitlines() if re.split(r" {2,}", row)[:2] == [line["model"], line["label"]]]
     figures, further, by_confidence, by_group, by_position = own
     assert f"{line['kld_mean']:.4g}" in figures and "12 close" in further
@@ -39,16 +39,16 @@ def test_the_text_has_what_the_page_shows_of_a_lane(shipped) -> None:
 @pytest.mark.slow
 def test_pairs_of_several_models_are_named_with_theirs(shipped) -> None:
     pair = shipped.pairs[0]
-    assert f"{pair.model}: {pair.sentence}" in describe(shipped).splitlines()
+    assert f"{pair.model}: {pair.sentence}" in describe_study(shipped).splitlines()
     one = replace(shipped, rows=[row for row in shipped.rows if row["model"] == pair.model])
-    assert pair.sentence in describe(one).splitlines()
+    assert pair.sentence in describe_study(one).splitlines()
 
 
 @pytest.mark.slow
 def test_groups_that_have_no_room_are_told(shipped, monkeypatch) -> None:
     monkeypatch.setattr(study_text, "GROUPS", 2)
     groups = {line["group"] for line in shipped.groups}
-    assert f"and {len(groups) - 2} more groups: --json has all." in describe(shipped)
+    assert f"and {len(groups) - 2} more groups: --json has all." in describe_study(shipped)
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_what_full_precision_gets_right_is_told_with_its_interval_though_it_be_n
     )
     lines = [{**place, **base, **own} for base, own in zip((some, none), right, strict=True)]
     monkeypatch.setitem(shipped.__dict__, "tasks", lines)
-    rows = [re.split(r" {2,}", row.strip()) for row in describe(shipped).splitlines()]
+    rows = [re.split(r" {2,}", row.strip()) for row in describe_study(shipped).splitlines()]
     assert ["M", "KIVI 2", "75% of 4", "30% to 95%", "50% of 8 (22% to 78%)"] in rows
     assert ["M", "KIVI 2", "- of 0", "-", "0% of 8 (0% to 32%)"] in rows
 
@@ -78,7 +78,7 @@ def test_what_is_recalled_and_where_in_the_text_is_told(shipped, monkeypatch) ->
     monkeypatch.setitem(shipped.__dict__, "recall", recalled)
     along = [{"model": "M", "label": "KIVI 2", "first": first, "kld_mean": first / 1e5} for first in (1024, 2048)]
     monkeypatch.setitem(shipped.__dict__, "positions", along)
-    rows = [re.split(r" {2,}", row) for row in describe(shipped).splitlines()]
+    rows = [re.split(r" {2,}", row) for row in describe_study(shipped).splitlines()]
     assert ["model", "lane", "tokens", "0%", "50%"] in rows
     assert ["M", "KIVI 2", "7,624", "2 of 3", "0 of 0 (3 asked)"] in rows
     assert ["M", "KIVI 2", "3,900", "-", "2 of 2"] in rows

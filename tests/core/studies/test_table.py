@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvq_core.cli import main as cli
-from kvq_core.cli.table_text import markdown
+from kvq_core.cli.table_text import table_markdown
 from kvq_core.errors import ModelError, StoreError
 from kvq_core.methods import methods
 from kvq_core.models import outline
@@ -90,7 +90,7 @@ def test_lanes_at_matched_bytes_store_as_much_over_its_prompts_on_both_models(mo
 
 def test_its_figures_are_the_studys_and_its_cells_open_runs(done):
     result, _ = done
-    drawn = markdown(result, "http://here")
+    drawn = table_markdown(result, "http://here")
     line = result.summary()["lanes"][1]
     row = next(text for text in drawn.splitlines() if text.startswith("| Per token 2"))
     assert f"{line['kld_mean']:.3g} | {line['kld_low']:.3g} to {line['kld_high']:.3g}" in row

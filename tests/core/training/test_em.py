@@ -44,7 +44,7 @@ def test_maximisation_equals_the_papers_dense_solve():
     m = torch.stack([mean[:, :pairs], mean[:, pairs:]], 1).flatten(0, 1)
     phi = torch.linalg.solve(t.T @ (s * t), t.T @ (s * m))  # (2 * levels, pairs)
     expected = phi.unflatten(0, (levels, 2)).transpose(1, 2)
-    torch.testing.assert_close(em.solve(found, ridge=0.0)[0], expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(em.maximise(found, ridge=0.0)[0], expected, rtol=1e-3, atol=1e-4)
 
 
 def hard_case() -> tuple[Tensor, em.Assignments]:
@@ -59,7 +59,7 @@ def hard_case() -> tuple[Tensor, em.Assignments]:
 
 def test_dead_levels_stay_finite_and_come_back():
     z, found = hard_case()
-    theta = em.solve(found)
+    theta = em.maximise(found)
     assert theta.isfinite().all()
     centre = rc.code_vectors(theta)[0, :, 0].sum(0)  # of (0, 0): the only one that counts
     torch.testing.assert_close(centre, torch.ones(4, dtype=torch.float64), rtol=1e-4, atol=1e-4)

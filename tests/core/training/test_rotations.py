@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvq_core.cli.main import main
-from kvq_core.codebooks.files import codebooks, folder
+from kvq_core.codebooks.files import codebook_folder, codebooks
 from kvq_core.errors import KvqError, MethodError, SpecError
 from kvq_core.methods import make
 from kvq_core.methods.base import Prompt
@@ -90,4 +90,4 @@ def test_what_cannot_be_calibrated_or_exported_is_said_in_one_line(model, tmp_pa
     (tmp_path / "file").write_text("")
     with pytest.raises(KvqError, match="cannot be written"):
         export(books["rotations"], tmp_path / "file")
-    assert not folder().exists()
+    assert not codebook_folder().exists()

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from kvq_core.codebooks.files import codebooks, folder
+from kvq_core.codebooks.files import codebook_folder, codebooks
 from kvq_core.errors import KvqError, MethodError, SpecError
 from kvq_core.methods import Method, Prompt, make, methods
 from kvq_core.spec import Lane
@@ -58,7 +58,7 @@ def test_only_what_is_missing_is_offered_and_offering_trains_nothing(model):
     assert offer("tiny-llama", None, [Lane(method=name) for name in methods() if name != "commvq"]) is None
     found = asked(Lane(method="kivi"), lane("small"))
     assert found.lanes == ("small",) and [r.kinds for r in found.requests] == [("keys",), ("values",)]
-    assert found.refusal is None and found.seconds > 0 and not own() and not folder().exists()
+    assert found.refusal is None and found.seconds > 0 and not own() and not codebook_folder().exists()
     assert offer("tiny-llama", None, [lane(pairs_per_group=5)]) is None  # cannot run on this model at all
     known = {"commvq": {}, "oscar": {"calibration": "mine"}, "kvquant": {"calibration": "mine"}}
     asking = {name: cls for name, cls in methods().items() if cls.lacks is not Method.lacks}
@@ -94,7 +94,7 @@ def test_training_tells_how_far_it_is_and_the_lane_can_run(model, monkeypatch):
     shares = [event.share for event in progress if isinstance(event, Training)]
     assert shares == sorted(shares) and len(set(shares)) > 3 and shares[-1] <= 1
     assert {"Training keys", "Training values"} <= {event.doing for event in progress}
-    assert offer("tiny-llama", None, [lane()]) is None and not list(folder().glob("*.partial"))
+    assert offer("tiny-llama", None, [lane()]) is None and not list(codebook_folder().glob("*.partial"))
     assert "of pydoc_data.topics" in method.fit(prompt).notes[0]
     sizes = [book.path.stat().st_size for book in codebooks() if not book.shipped]
     assert found.bytes == pytest.approx(sum(sizes), rel=0.35)  # of tiny files a third is header and biases
@@ -109,7 +109,7 @@ def test_a_cancelled_training_goes_on_where_it_stopped(monkeypatch):
             break
     events.close()
     assert "training" not in [thread.name for thread in threading.enumerate()]
-    kept = len(list(folder().glob("*.partial/*.piece")))
+    kept = len(list(codebook_folder().glob("*.partial/*.piece")))
     assert kept >= 2 and not own()
     calls = []
     monkeypatch.setattr("kvq_core.training.keys.train_stage", lambda *a: calls.append(1) or train_stage(*a))

@@ -30,11 +30,10 @@ from ui.decide.answer import answer_html, lanes_html
 from ui.decide.asked import ANY, BITS, LEAST, STUDY, DecideForm
 from ui.decide.cell import cell_html, picked_score
 from ui.decide.evidence import fits_html, layers_html
-from ui.decide.files import FILES, name_of
 from ui.decide.fitting import fitting_html
 from ui.decide.form import estimate_html
 from ui.decide.quote import admit, quote_form
-from ui.decide.result import draw
+from ui.decide.result import FILES, draw, name_of
 from ui.decide.watching import end_line, stage_line
 from ui.decide.work import Decisions, DecisionWork, Stage
 from ui.service.line import LinePlace

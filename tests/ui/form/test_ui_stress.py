@@ -5,8 +5,8 @@ import pytest
 from kvq_core.errors import SpecError
 from kvq_core.presets import presets
 from kvq_core.spec import ComparisonSpec, Stress
+from ui.form.setup_panel import _headed, create_stress
 from ui.form.stress import dial_text, read_dial, stress_summary
-from ui.form.stress_panel import _headed, create_stress
 from ui.form.values import FIELDS, STRESS, from_comparison, to_comparison
 
 

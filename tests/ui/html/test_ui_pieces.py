@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from kvq_core.models.text import Pieces, alone
+from kvq_core.models.text import Pieces, lone_token_text
 from kvq_core.record.events import LaneProgress, Step
 from kvq_core.spec import parse_spec
 from tests.support.ui_record_factory import make_run
@@ -36,7 +36,7 @@ def answer(smollm, text: str, finish: str = "length"):
     for row in (record.reference, record.lanes[0]):
         row.token_ids, row.tokens, row.text, row.finish = ids, list(pieces), "".join(pieces), finish
     record.lanes[0].metrics.first_divergence = None
-    record.vocabulary.update({id: alone(smollm.tokenizer, id) for id in ids})
+    record.vocabulary.update({id: lone_token_text(smollm.tokenizer, id) for id in ids})
     return record, arrays
 
 
@@ -96,7 +96,7 @@ def test_the_most_probable_tokens_are_named_by_the_character_they_make(smollm):
     record, arrays = answer(smollm, "你好")
     first, second = record.reference.token_ids[:2]
     rival = smollm.encode("佡")[1]
-    record.vocabulary[rival] = alone(smollm.tokenizer, rival)
+    record.vocabulary[rival] = lone_token_text(smollm.tokenizer, rival)
     for name in ("reference", "lane/0"):
         arrays[f"{name}/topk_ids"][:] = first
         arrays[f"{name}/topk_ids"][0, :2] = arrays["reference/topk_ids"].new_tensor([second, rival])
@@ -108,10 +108,10 @@ def test_the_most_probable_tokens_are_named_by_the_character_they_make(smollm):
 
 def test_bytes_that_are_no_character_are_told_in_short(smollm):
     first = smollm.encode("你")[0]
-    assert alone(smollm.tokenizer, first) == "<0xE4><0xBD>" and spell_bytes("<0xE4><0xBD>") == "‹E4 BD›"
-    assert alone(smollm.tokenizer, smollm.encode(" ע")[0]) == " <0xD7>"
+    assert lone_token_text(smollm.tokenizer, first) == "<0xE4><0xBD>" and spell_bytes("<0xE4><0xBD>") == "‹E4 BD›"
+    assert lone_token_text(smollm.tokenizer, smollm.encode(" ע")[0]) == " <0xD7>"
     assert spell_bytes("<0xE4><0xBD><0xA0>") == "你" and spell_bytes("x < 0") == "x < 0"
-    assert alone(smollm.tokenizer, smollm.tokenizer.eos_token_id) == "<|im_end|>"
+    assert lone_token_text(smollm.tokenizer, smollm.tokenizer.eos_token_id) == "<|im_end|>"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_an_end_that_was_passed_over_is_no_part_of_a_character(smollm):
     row.token_ids = [*row.token_ids[:2], end, *row.token_ids[2:]]
     row.tokens = [*row.tokens[:2], "", *row.tokens[2:]]
     row.metrics.first_divergence = 2
-    record.vocabulary[end] = alone(smollm.tokenizer, end)
+    record.vocabulary[end] = lone_token_text(smollm.tokenizer, end)
     assert [span.text for span in spans_of(record, row)] == ["你", "", "好"]
     assert "‹end›" in lane_body(record, arrays, 0) and "writing “‹end›”" in disagreement(record, arrays, 0)
 

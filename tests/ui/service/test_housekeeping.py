@@ -13,7 +13,7 @@ import pytest
 
 from kvq_core.machine.files import LEFT_S
 from kvq_core.record.beside import write_beside
-from kvq_core.record.sharing import keep_private, key_of
+from kvq_core.record.sharing import keep_store_private, key_of
 from kvq_core.record.store import open_store
 from tests.support.sample_record import make_sample
 from ui.service.housekeeping import NEW_S, PREFIX, PROMPTS, own_folder, remove_left
@@ -139,7 +139,7 @@ def test_what_a_public_instance_keeps_is_for_its_user_alone(tmp_path, monkeypatc
     try:
         store.save(*make_sample(id="1" * 16))
         (tmp_path / "store" / "secret").chmod(0o644)  # as earlier versions made it
-        keep_private(store)
+        keep_store_private(store)
         store.save(*make_sample(id="2" * 16))
         write_beside(store, "studies/x/shared", b"link")
     finally:
