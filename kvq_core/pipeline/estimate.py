@@ -110,7 +110,8 @@ def _notes(model: LoadedModel, spec: ComparisonSpec, prompt: int, passed: int) -
 
 def loading_progress(model: str) -> Loading:
     """How far a model is that an estimate loads meanwhile, in another thread."""
-    return Loading(model, *(conversion_progress() or ()))
+    step = conversion_progress()
+    return Loading(model) if step is None else Loading.of(model, step)
 
 
 def memory_warning(spec: ComparisonSpec) -> str | None:

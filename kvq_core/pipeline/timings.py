@@ -10,7 +10,7 @@ import numpy as np
 
 from kvq_core.machine import files
 from kvq_core.pipeline.footprint import AT_ONCE, batches
-from kvq_core.record.events import Event, progress
+from kvq_core.record.events import STAGES, Event, progress
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.settings import settings
 from kvq_core.spec import Lane
@@ -149,8 +149,8 @@ class RemainingTime:
 
     def after(self, event: Event) -> float | None:
         """What is left once this has happened."""
-        stage, done = progress(event)
-        now = self._clock()
+        at, now = progress(event), self._clock()
+        stage, done = STAGES.index(at.stage) if at.stage else -1, at.part
         if stage != self._at:
             began = now - done * self._plan[max(stage, 0)]  # of steps the first is told of when it is over
             if self._at >= 0:

@@ -2,14 +2,15 @@
 policies tried; and what that will take, before it is started.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
 from kvq_core.errors import KvqError, SpecError, StoreError
 from kvq_core.inspection import Inspection
-from kvq_core.inspection.look import InspectionProgress, looking
+from kvq_core.inspection.look import looking
+from kvq_core.machine.progress import Progress, Report, calling, unreported
 from kvq_core.models import LoadedModel, outline
 from kvq_core.pipeline.estimate import estimate_on
 from kvq_core.presets import bundle_lanes
@@ -21,7 +22,7 @@ from kvq_core.recommend.policy_search import Here, PolicyTrial, SharedExecutor
 from kvq_core.recommend.sensitivity import POSITIONS
 from kvq_core.record.store import Store, open_store
 from kvq_core.spec import DEFAULT_MODEL, Capture
-from kvq_core.studies.cells import CellPlan, Progress, plan
+from kvq_core.studies.cells import CellPlan, plan
 from kvq_core.studies.estimate import StudyEstimate, estimate, workers_here
 from kvq_core.studies.intervals import FEWEST
 from kvq_core.studies.prompts import StudyPrompt
@@ -97,10 +98,6 @@ BUNDLES = {
 }
 
 
-def silent(doing: str, done: int, total: int) -> None:
-    """Tells nobody."""
-
-
 def study_for(model: str, prompts: Sequence[StudyPrompt], engine: str | None) -> StudySpec:
     """The study that an answer for an engine rests on. Raises KvqError where the model or the engine is not known."""
     told = outline(model)
@@ -132,7 +129,7 @@ class DecisionMaker:
     store: Store
     weights: Sequence[Path] = ()
     turns: SharedExecutor = field(default_factory=Here)
-    progress: Progress = silent
+    progress: Report = unreported
     looks: bool = True
     layers: bool = True
     scoring: ScoringBudget = field(default_factory=ScoringBudget)
@@ -161,8 +158,8 @@ class DecisionMaker:
 
         def at_once() -> Iterator[Inspection]:
             for event in looking(self.name, self.plan.spec.comparison.revision, remedies=False):
-                if isinstance(event, InspectionProgress):
-                    self.progress(event.doing, event.done, event.total)
+                if isinstance(event, Progress):
+                    self.progress(event)
                 else:
                     yield event
 
@@ -186,7 +183,7 @@ def advise(
     engine: str | None = None,
     weights: Sequence[Path] = (),
     store: Store | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
     workers: int | None = 1,
     batched_tokens: int | None = None,
 ) -> Advice:
@@ -208,7 +205,7 @@ def advise(
         prompts=prompts,
         weights=weights,
         store=store,
-        progress=progress,
+        progress=calling(progress),
         workers=workers,
     ).advice
 
@@ -221,7 +218,7 @@ def decide(
     prompts: Sequence[StudyPrompt] | None = None,
     weights: Sequence[Path] = (),
     store: Store | None = None,
-    progress: Progress | None = None,
+    progress: Report = unreported,
     workers: int | None = 1,
 ) -> Decision:
     """``advise`` with all that the advice rests on."""
@@ -235,10 +232,9 @@ def decide(
         result = stored(study, place) if isinstance(study, str) else study
         assert result is not None
         return StudyQuestion(result, one_model(result, model), asked, weights).decision()
-    told = progress or silent
-    planned = plan(study_for(model or DEFAULT_MODEL, prompts, asked.engine), told)
+    planned = plan(study_for(model or DEFAULT_MODEL, prompts, asked.engine), progress)
     turns = Here(workers_here(planned, place) if workers is None else workers)
-    going = DecisionMaker(planned, planned.cells[0].model, asked, place, weights, turns, told)
+    going = DecisionMaker(planned, planned.cells[0].model, asked, place, weights, turns, progress)
     *_, last = going.decisions()
     return last
 

@@ -113,7 +113,7 @@ async def crowd(address: str, held: threading.Event) -> tuple[list[Visit], Visit
 
     slow_page, book = await Visitor(address, plan).open(), Visitor(address, plan)
     slow = asyncio.create_task(read_slowly(address, plan, slow_page, over, prompt=prompt_of(99)))
-    stops = [None, "Step", None, "Waiting", None, None]
+    stops = [None, "Decoding", None, "Waiting", None, None]
     refused, *visits = await asyncio.gather(
         book.press_run(Visit(), prompt="x" * 10_000_000), *(one(number, stop) for number, stop in enumerate(stops))
     )

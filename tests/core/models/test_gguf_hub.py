@@ -79,9 +79,9 @@ def test_how_far_a_download_is_can_be_seen(hub: Hub, content: bytes) -> None:
     """By whoever started it, and by others meanwhile; then the conversion tells."""
     seen = [(step, conversion_progress()) for step in prepare(f"{REPO}:Q4_K_M")]
     assert all(step == told for step, told in seen) and conversion_progress() is None
-    came = [step for step, _ in seen if step.doing == "downloading"]
+    came = [step for step, _ in seen if step.unit == "bytes"]
     assert len(came) > 3 and [step.done for step in came] == sorted({step.done for step in came})
-    assert came[-1].done == came[0].total == len(content) and seen[len(came)][0].doing == "converting"
+    assert came[-1].done == came[0].total == len(content) and seen[len(came)][0].unit == "weights"
     said = event_line(Loading("m", 120_000_000, 491_400_064, "downloading"))
     assert "Downloading the model: 120 of 491 MB" in said
     assert not list(prepare(f"{REPO}:Q4_K_M"))

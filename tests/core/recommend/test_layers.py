@@ -11,12 +11,12 @@ import pytest
 from kvq_core.cli.layers import read_prompts
 from kvq_core.cli.main import main
 from kvq_core.errors import KvqError, SpecError
+from kvq_core.machine.progress import Progress
 from kvq_core.models import LoadedModel
 from kvq_core.recommend import sensitivity as kept
 from kvq_core.recommend.held_out import MeasuredPolicy, deployed_lanes, flags_of, verify
 from kvq_core.recommend.layer_plans import FP16, TOKENS, Candidate
 from kvq_core.recommend.sensitivity import (
-    ScoringProgress,
     Sensitivity,
     answer_of,
     check_model,
@@ -58,7 +58,7 @@ def model() -> LoadedModel:
 def scored(model: LoadedModel, texts: list[str] = TEXTS[:1]) -> tuple[Sensitivity, int]:
     """And how many comparisons it took."""
     *done, found = score_layers(model, [StudyPrompt(prompt=text) for text in texts], [Candidate.parse(NAME)])
-    assert isinstance(found, Sensitivity) and all(isinstance(each, ScoringProgress) for each in done)
+    assert isinstance(found, Sensitivity) and all(isinstance(each, Progress) for each in done)
     return found, len(done)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvq_core.errors import KvqError, StoreError
+from kvq_core.machine.progress import Progress
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.estimate import estimate
 from kvq_core.presets import bundle_lanes
@@ -132,7 +133,7 @@ def test_layers_are_tried_where_no_lane_will_do_and_the_map_is_drawn(place, mode
     found = going.decision
     assert found.grounds.scores and found.grounds.scored == 6
     assert found.grounds.policy is not None or "none is predicted to hold" in found.advice.warnings[-1]
-    assert any("Scoring layers, passes" in each for each in told)
+    assert any("Scoring layers: " in each for each in told)
     assert any("stands without layers so far" in each for each in told), "the study's answer comes first"
     page = layers_html(found.grounds)
     assert page.count("data-cell=") == len(found.grounds.scores) and found.grounds.scores_id in page
@@ -276,8 +277,8 @@ def test_what_fits_is_told_before_anything_is_run(model):
 
 def test_stages_tell_the_place_in_line_and_what_is_left():
     assert "2 runs ahead" in stage_line(Stage(beside=LinePlace(2, 40)))
-    told = stage_line(Stage("Computing", 3, 12, prompt="p4", left=65.0))
-    assert "Runs: 3 of 12 done, at p4" in told and "0:01:05 left" in told and "width:25%" in told
+    told = stage_line(Stage(Progress("Computing", 3, 12, "runs", left=65.0), prompt="p4"))
+    assert "Computing: 3 of 12 runs, at p4" in told and "0:01:05 left" in told and "width:25%" in told
 
 
 @pytest.mark.slow

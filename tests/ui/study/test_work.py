@@ -147,7 +147,7 @@ def test_a_result_is_drawn_with_figures_tables_and_files(place, planned):
     assert "plot-study-recall" not in more and "Groups of prompts" in more and ">even<" in more
     assert "four" in live_html(result)
     told = standing_line(StudyState(result, "p7", Step(3, 6, [], []), 65.0), 9)
-    assert "Cell 7 of 9: p7" in told and "0:01:05 left" in told and "Step 3 of 6" in told
+    assert "Cell 7 of 9: p7" in told and "0:01:05 left" in told and "Decoding: 3 of 6 tokens" in told
     files = {name: make(result) for name, (_, make) in FILES.items()}
     assert files["Rows (Parquet)"] == parquet(result.rows)
     assert len(files["Rows (CSV)"].decode().splitlines()) == 1 + 12
