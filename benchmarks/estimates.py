@@ -39,14 +39,14 @@ def measure(repeats: int, new: int, lanes: str) -> dict[str, float | None]:
     spec = parse_spec({"prompt": TEXT * repeats, "max_new_tokens": new, "lanes": LANES[lanes], "ignore_eos": True})
     found = estimate(spec)
     began, told = time.process_time(), []
-    remaining = RemainingTime(found.stages, time.process_time)
+    remaining = RemainingTime(found.cost.stages, time.process_time)
     for event in compare(spec):
         left = remaining.after(event)
         told.append((time.process_time() - began, left))
         if isinstance(event, Finished):
             break
     taken = told[-1][0]
-    errors = {"before": None if found.seconds is None else found.seconds / taken - 1, "taken_s": taken}
+    errors = {"before": None if found.cost.seconds is None else found.cost.seconds / taken - 1, "taken_s": taken}
     for part in PARTS:
         passed, left = next((at, left) for at, left in told if at >= part * taken)
         errors[f"at {part:.0%}"] = None if left is None else (passed + left) / taken - 1

@@ -68,9 +68,9 @@ _TABLE = """
         ui.words
     ui.panels: analysis claims errors frozen inspection logs machine mend methods models packed pipeline presets record
         settings spec training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
-    ui.study: errors limits logs machine models presets record settings spec studies ui.figures ui.form
+    ui.study: errors limits logs machine models pipeline presets record settings spec studies ui.figures ui.form
         ui.html ui.panels ui.service ui.views ui.words
-    ui.decide: analysis engines errors inspection limits logs machine models recommend settings sizing spec
+    ui.decide: analysis engines errors inspection limits logs machine models pipeline recommend settings sizing spec
         studies ui.figures ui.html ui.panels ui.service ui.study ui.views
     ui.api: analysis claims errors inspection methods models pipeline presets recommend record sizing spec studies
         ui.decide ui.service ui.study ui.words

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,26 @@ class Stages:
     @property
     def total(self) -> float:
         return sum(astuple(self))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Time and memory of a piece of work: ``seconds``, of ``stages`` where it is a run, None where nothing like it was
+    timed on this machine; ``bytes`` at the peak."""
+
+    seconds: float | None = None
+    bytes: int = 0
+    stages: Stages | None = None
+
+    @property
+    def time(self) -> str:
+        """The seconds in words."""
+        if self.seconds is None:
+            return "a time that is not known before the first"
+        return f"about {timedelta(seconds=round(self.seconds))}"
+
+
+UNKNOWN_COST = Cost()
 
 
 def methods_of(lanes: Sequence[Lane | LaneRecord]) -> str:

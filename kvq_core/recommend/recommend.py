@@ -4,7 +4,6 @@ policies tried; and what that will take, before it is started.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 
 from kvq_core.errors import KvqError, SpecError, StoreError
@@ -13,6 +12,7 @@ from kvq_core.inspection.look import looking
 from kvq_core.machine.progress import Progress, Report, calling, unreported
 from kvq_core.models import LoadedModel, outline
 from kvq_core.pipeline.estimate import estimate_on
+from kvq_core.pipeline.timings import UNKNOWN_COST, Cost
 from kvq_core.presets import bundle_lanes
 from kvq_core.recommend.constraints import Advice, engine_of
 from kvq_core.recommend.decision import NOT_LOOKED, Decision, DecisionRequest, StudyQuestion, one_model
@@ -35,12 +35,11 @@ from kvq_core.studies.study import run_plan, stored_study
 @dataclass(frozen=True)
 class DecisionForecast:
     """``study``: of its runs. ``passes`` of lanes over a prompt that scoring layers takes where it is called for, 0
-    where there are too few prompts or they may not be scored; ``seconds`` of these, None where no such run was timed
-    here."""
+    where there are too few prompts or they may not be scored; ``layers``: what these take."""
 
     study: StudyEstimate
-    passes: int
-    seconds: float | None
+    passes: int = 0
+    layers: Cost = UNKNOWN_COST
 
     @property
     def sentence(self) -> str:
@@ -48,9 +47,9 @@ class DecisionForecast:
         runs = (
             f"{told.todo} of {told.cells} runs are to be computed" if told.todo else f"All {told.cells} runs are there"
         )
-        took = "" if not told.todo else f", {_time(told.seconds)}, {told.bytes / 1e9:.2f} GB of memory"
+        took = "" if not told.todo else f", {told.cost.time}, {told.cost.bytes / 1e9:.2f} GB of memory"
         layers = (
-            f" Layers, where they are tried: {self.passes} passes, {_time(self.seconds)}."
+            f" Layers, where they are tried: {self.passes} passes, {self.layers.time}."
             if self.passes
             else f" Layers are not tried: that takes {2 * FEWEST} prompts."
             if told.cells < 2 * FEWEST
@@ -64,27 +63,22 @@ def forecast(planned: CellPlan, store: Store, scoring: ScoringBudget | None) -> 
     told = estimate(planned, store=store)
     scored = planned.prompts[::2]
     if scoring is None or len(planned.prompts) < 2 * FEWEST or not planned.cells:
-        return DecisionForecast(told, 0, None)
+        return DecisionForecast(told)
     needed = scoring.needed(CANDIDATES, outline(planned.cells[0].model).shape.layers)
     count = len(scored) if scoring.passes is None else min(len(scored), scoring.passes // needed)
-    each = _pass_seconds(planned, scoring.at_once)
-    return DecisionForecast(told, needed * count, None if each is None else each * needed * count)
+    each, passes = _pass_cost(planned, scoring.at_once), needed * count
+    seconds = None if each.seconds is None else each.seconds * passes
+    return DecisionForecast(told, passes, Cost(seconds, each.bytes))
 
 
-def _pass_seconds(planned: CellPlan, lanes: int) -> float | None:
+def _pass_cost(planned: CellPlan, lanes: int) -> Cost:
     """Of a pass of so many lanes, in formats of the study's, over a prompt of middle length, which is read in full
     precision."""
     cell = sorted(planned.cells, key=lambda each: each.tokens)[len(planned.cells) // 2]
     own = cell.spec.lanes
     like = tuple(own[at % len(own)].model_copy(update={"label": f"{at}", "prefill": "full"}) for at in range(lanes))
     new = {"max_new_tokens": POSITIONS, "capture": Capture(detail="off"), "free_text": False}
-    return estimate_on(outline(cell.model), cell.spec.model_copy(update={**new, "lanes": like})).seconds
-
-
-def _time(seconds: float | None) -> str:
-    return (
-        "a time that is not known before the first" if seconds is None else f"about {timedelta(seconds=round(seconds))}"
-    )
+    return estimate_on(outline(cell.model), cell.spec.model_copy(update={**new, "lanes": like})).cost
 
 
 NEW_TOKENS = 48  # of each prompt's answer

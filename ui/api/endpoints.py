@@ -112,7 +112,7 @@ def _estimating(services: Services) -> tuple[Callable[..., Any], ...]:
                 model=comparison.model,
                 prompt_tokens=found.prompt_tokens,
                 context=found.context,
-                seconds=found.seconds,
+                seconds=found.cost.seconds,
                 bytes=found.bytes,
                 refusal=quote.refusal,
                 notes=notes,

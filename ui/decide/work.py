@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 from kvq_core.errors import KvqError, StoreError
 from kvq_core.logs import log_error
 from kvq_core.machine.progress import Progress
+from kvq_core.pipeline.timings import Cost
 from kvq_core.recommend.decision import Decision, DecisionRequest, keep_decision
 from kvq_core.recommend.policies import ScoringBudget
 from kvq_core.recommend.recommend import DecisionMaker
 from kvq_core.settings import settings
 from kvq_core.studies.cells import CellPlan
 from kvq_core.studies.executors import CellWork, Outcome
-from ui.service.line import Cost, LinePlace
+from ui.service.line import LinePlace
 from ui.service.services import Services
 from ui.study.turns import SessionTurns, SessionWork, in_a_thread
 from ui.study.work import cell_in_turn, failure_words

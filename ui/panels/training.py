@@ -9,6 +9,7 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from kvq_core.machine.progress import Progress
+from kvq_core.pipeline.timings import Cost
 from kvq_core.spec import parse_lane
 from kvq_core.training.offer import BUDGETS, Offer, TrainingResult
 from ui.form.lanes import LaneForm, to_spec
@@ -19,7 +20,6 @@ from ui.html.numbers import plural, significant, size
 from ui.html.status import line, notice, place_line, progress_line
 from ui.panels.job_panel import JobPanel
 from ui.service.jobs import Job
-from ui.service.line import Cost
 from ui.service.services import QUIET, SWIFT, Services, visitor
 from ui.service.streams import with_empty_end
 

@@ -19,6 +19,7 @@ from kvq_core.packed.lanes import MeasureRequest as Measuring
 from kvq_core.pipeline.added import adding, captures_of, capturing, spec_of
 from kvq_core.pipeline.estimate import Estimate
 from kvq_core.pipeline.layer_look import look_held, looking_at, spec_of_look
+from kvq_core.pipeline.timings import UNKNOWN_COST, Cost
 from kvq_core.pipeline.why import asking_why, spec_of_why
 from kvq_core.record.events import Event, Finished
 from kvq_core.record.fields import Record
@@ -29,7 +30,7 @@ from kvq_core.training.offer import Offer, TrainingResult, offer, train_missing
 from ui.service.admission import Admission, check_memory
 from ui.service.housekeeping import own_folder
 from ui.service.jobs import Job, Jobs, Work
-from ui.service.line import UNKNOWN_COST, Cost, WaitingLine
+from ui.service.line import WaitingLine
 from ui.service.records import RecordCache
 
 if TYPE_CHECKING:
@@ -124,8 +125,7 @@ class Services:
             check_memory(found, len(spec.lanes))
             yield from run()
 
-        cost = Cost(found.seconds, found.run_bytes, found.stages)
-        job = self.enter(work, session, visitor, cost, limits().seconds, aside)
+        job = self.enter(work, session, visitor, found.cost, limits().seconds, aside)
         if self.jobs.has_left(session, asked):  # closed while it was looked at: nobody was there to be forgotten yet
             self.jobs.forget(session)
         return job

@@ -10,6 +10,7 @@ from kvq_core.errors import StoreError
 from kvq_core.machine.progress import Progress
 from kvq_core.pipeline.estimate import Estimate, LaneEstimate
 from kvq_core.pipeline.examples import example_ids, packaged_store
+from kvq_core.pipeline.timings import UNKNOWN_COST
 from kvq_core.record.events import LaneProgress, Step
 from kvq_core.spec import parse_spec
 from tests.support.ui_record_factory import make_run
@@ -140,7 +141,7 @@ def test_history_keeps_the_newest_first_and_once():
 
 def test_estimate_says_what_would_not_be_quantized():
     lane = LaneEstimate("KIVI", 0, 0, 20, "KIVI would quantize nothing: all 20 tokens fit.")
-    html = estimate_html(Quote(Estimate(20, 8192, None, 900_000_000, [lane]), "Too large here.", None))
+    html = estimate_html(Quote(Estimate(20, 8192, UNKNOWN_COST, 900_000_000, [lane]), "Too large here.", None))
     assert (
         "20 prompt tokens" in html
         and "not measured yet" in html
@@ -153,7 +154,7 @@ def test_estimate_says_what_would_not_be_quantized():
 def test_formats_that_would_quantize_nothing_are_one_warning_with_a_way_out():
     short = [LaneEstimate(f"q4 {n}", 0, 0, 100, f"q4 {n} would quantize nothing.", 133 + n % 2) for n in range(8)]
     quote = Quote(
-        Estimate(36, 8192, None, 900_000_000, [LaneEstimate("KIVI", 64, 64, 100, None), *short]), None, None
+        Estimate(36, 8192, UNKNOWN_COST, 900_000_000, [LaneEstimate("KIVI", 64, 64, 100, None), *short]), None, None
     )
     html = estimate_html(quote, 64)
     assert html.count('class="warning"') == 1 and "8 formats would quantize nothing" in html and "It takes 134." in html

@@ -9,6 +9,7 @@ import pytest
 from kvq_core.errors import KvqError
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.estimate import estimate
+from kvq_core.pipeline.timings import UNKNOWN_COST
 from kvq_core.record.events import Loading, Step
 from kvq_core.record.store import open_store
 from kvq_core.studies.cells import plan
@@ -16,7 +17,6 @@ from kvq_core.studies.rows import parquet
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.study import study
 from tests.support.study_models import study_data, write_model
-from ui.service.line import UNKNOWN_COST
 from ui.service.services import Services
 from ui.study.access import demand_open, key_for, my_key, remember, share
 from ui.study.files import FILES
