@@ -163,13 +163,13 @@ def test_turns_are_taken_with_another_visitors_run(place, model):
 @pytest.mark.slow
 def test_what_is_cancelled_is_kept_and_goes_on(place, model):
     going = begin(place, form(model))
-    until(lambda: going.standing().done >= 2)
+    until(lambda: going.standing().now.done >= 2)
     going.stop()
     watched(going)
     assert going.cancelled and going.failure() is None and "Cancelled" in end_line(going)
     before = len(place.engine.asked)
     again = watched(begin(place, form(model)))
-    assert again.decision.advice.prompts == 12 and len(place.engine.asked) == 12 + (before - going.standing().done)
+    assert again.decision.advice.prompts == 12 and len(place.engine.asked) == 12 + (before - going.standing().now.done)
 
 
 @pytest.mark.slow
