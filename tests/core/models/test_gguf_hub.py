@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvq_core.errors import ModelError
+from kvq_core.machine.progress import downloading
 from kvq_core.models import conversion_progress, load, outline, prepare, second
 from kvq_core.models.gguf.folder import last
 from kvq_core.record.events import Loading
@@ -108,7 +109,7 @@ def test_weights_of_a_model_that_is_no_gguf_file_tell_as_well(hub: Hub, tmp_path
     hub.files = {file.name: file.read_bytes() for file in folder.iterdir()}
     steps = list(prepare(REPO))
     held = sum(len(held) for name, held in hub.files.items() if name.endswith(".safetensors"))
-    assert steps[-1] == (held, held, "downloading") and [s.done for s in steps] == sorted({s.done for s in steps})
+    assert steps[-1] == downloading(held, held) and [s.done for s in steps] == sorted({s.done for s in steps})
     asked = len(hub.ranges)
     assert load(REPO).shape.layers == model.shape.layers
     weights = [path for method, path, _ in hub.asked if method == "GET" and path.endswith(".safetensors")]

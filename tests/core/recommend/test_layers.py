@@ -215,7 +215,7 @@ def test_the_command_says_what_is_missing(given: list[str], said: str, capsys: p
 def test_the_command_prints_scores_and_answers(
     model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("kvq_core.cli.layers._loaded", lambda id, bar: model)
+    monkeypatch.setattr("kvq_core.cli.bar.Bar.load", lambda bar, id: model)
     for name, text in zip(("scored.txt", "unseen.txt"), TEXTS, strict=True):
         (tmp_path / name).write_text(text)
     asked = ["--prompts", str(tmp_path / "scored.txt"), "--format", NAME]
@@ -243,7 +243,7 @@ def test_ctrl_c_says_that_scores_are_kept(
     def interrupted(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvq_core.cli.layers._loaded", interrupted)
+    monkeypatch.setattr("kvq_core.cli.bar.Bar.load", interrupted)
     (tmp_path / "scored.txt").write_text(TEXTS[0])
     assert main(["layers", "--prompts", str(tmp_path / "scored.txt"), "--format", NAME]) == 130
     assert "scores are kept, and the same command goes on from there" in capsys.readouterr().err
