@@ -26,6 +26,7 @@ import torch
 
 from benchmarks.measured import HERE
 from benchmarks.policies import texts
+from kvq_core.machine.progress import Progress
 from kvq_core.models import load
 from kvq_core.recommend.decision import DecisionRequest
 from kvq_core.recommend.recommend import decide
@@ -50,10 +51,10 @@ class Stages:
         self.told: list[tuple[str, float]] = []
         self.last = ""
 
-    def __call__(self, doing: str, done: int, total: int) -> None:
-        if doing != self.last:
-            self.told.append((doing, time.perf_counter()))
-            self.last = doing
+    def __call__(self, at: Progress) -> None:
+        if at.doing != self.last:
+            self.told.append((at.doing, time.perf_counter()))
+            self.last = at.doing
 
     def seconds(self, end: float) -> list[dict[str, Any]]:
         ends = [began for _, began in self.told[1:]] + [end]

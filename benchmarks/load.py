@@ -184,7 +184,7 @@ async def crowd(address: str, process: psutil.Process, store: str, count: int, f
         asyncio.create_task(read_slowly(address, plan, slow_page, over)),
     ]
     leaving = count // 5
-    stops = ["Step"] * (leaving // 2) + ["Waiting"] * (leaving - leaving // 2) + [None] * (count - leaving)
+    stops = ["Decoding"] * (leaving // 2) + ["Waiting"] * (leaving - leaving // 2) + [None] * (count - leaving)
     random.Random(1).shuffle(stops)
     pressed = [usual(address, plan, number, stop) for number, stop in enumerate(stops, first)]
     pasted = asyncio.gather(large(address, plan, 10_000_000), large(address, plan, 20_000_000))

@@ -49,7 +49,7 @@ def peak(prompt: int, new: int, lanes: int) -> None:
     most = next(int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith("VmHWM"))
     told = {"prompt_tokens": found.prompt_tokens, "new_tokens": new, "lanes": lanes}
     measured = {"measured_mb": most * 1.024e-3 - held / 1e6, "peak_gb": most * 1.024e-6}
-    print(json.dumps({**told, "estimated_mb": found.run_bytes / 1e6, **measured}))
+    print(json.dumps({**told, "estimated_mb": found.cost.bytes / 1e6, **measured}))
 
 
 if __name__ == "__main__":

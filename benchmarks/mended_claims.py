@@ -11,6 +11,7 @@ from pathlib import Path
 from kvq_core.claims import measure_board, measure_missing, papers, setting
 from kvq_core.claims.board import SHIPPED, Board, board_file, read_board, save_board, shipped_boards
 from kvq_core.claims.side_by_side import claim_rows, short_title
+from kvq_core.machine.progress import Progress
 from kvq_core.models import load
 from kvq_core.models.gguf.published import SECOND_MODEL, TITLE
 
@@ -29,8 +30,8 @@ def main() -> None:
         update = {"mends": SECOND_MODEL, "model_title": f"{short_title(TITLE)}, mended"}
         save_board(board.model_copy(update=update), place)
 
-    def tell(doing: str, done: int, total: int) -> None:
-        print(f"{done} of {total}  {doing}", file=sys.stderr, flush=True)
+    def tell(at: Progress) -> None:
+        print(f"{at.done} of {at.total}  {at.doing}", file=sys.stderr, flush=True)
 
     if not place.is_file():
         first = chosen[0].model_copy(update={"claims": chosen[0].claims[:1]})

@@ -23,6 +23,7 @@ import numpy as np
 import psutil
 
 from kvq_core.machine.memory import release_memory
+from kvq_core.machine.progress import Progress
 from kvq_core.record.store import Store, open_store
 from kvq_core.studies.cells import CellPlan, plan
 from kvq_core.studies.rows import Row, keep_rows
@@ -113,10 +114,10 @@ def of_memory() -> dict[str, Any]:
     """Bytes of a worker after a tenth of 200 cells, and after all of them."""
     held: dict[int, int] = {}
 
-    def progress(doing: str, done: int, total: int) -> None:
-        if doing == "Computing" and done in (20, 200):
+    def progress(at: Progress) -> None:
+        if at.doing == "Computing" and at.done in (20, 200):
             release_memory()
-            held[done] = psutil.Process().memory_info().rss
+            held[at.done] = psutil.Process().memory_info().rss
 
     with tempfile.TemporaryDirectory() as place:
         data = study_data(write_model(Path(place) / "tiny"), 200)

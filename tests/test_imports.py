@@ -55,7 +55,7 @@ _TABLE = """
         record servers settings shape shipped sizing spec studies training
     __main__: cli
     __init__: errors inspection methods models packed pipeline recommend record spec studies
-    ui.html: analysis claims frozen inspection record sizing spec
+    ui.html: analysis claims frozen inspection machine record sizing spec
     ui.figures: analysis recommend record studies ui.html
     ui.selection: record ui.figures ui.html
     ui.words: analysis record studies ui.figures ui.html ui.selection
@@ -66,12 +66,12 @@ _TABLE = """
     ui.server: errors logs machine models packed pipeline record settings shipped spec ui.export ui.service
     ui.views: analysis engines errors methods record spec ui.figures ui.form ui.html ui.selection ui.service
         ui.words
-    ui.panels: analysis claims errors frozen inspection logs mend methods models packed pipeline presets record
+    ui.panels: analysis claims errors frozen inspection logs machine mend methods models packed pipeline presets record
         settings spec training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
-    ui.study: errors limits logs machine models presets record settings spec studies ui.figures ui.form ui.html
-        ui.panels ui.service ui.views ui.words
-    ui.decide: analysis engines errors inspection limits logs models recommend settings sizing spec studies
-        ui.figures ui.html ui.panels ui.service ui.study ui.views
+    ui.study: errors limits logs machine models pipeline presets record settings spec studies ui.figures ui.form
+        ui.html ui.panels ui.service ui.views ui.words
+    ui.decide: analysis engines errors inspection limits logs machine models pipeline recommend settings sizing spec
+        studies ui.figures ui.html ui.panels ui.service ui.study ui.views
     ui.api: analysis claims errors inspection methods models pipeline presets recommend record sizing spec studies
         ui.decide ui.service ui.study ui.words
     ui.layout: errors ui.api ui.decide ui.figures ui.form ui.html ui.panels ui.server ui.service ui.study ui.views
@@ -93,7 +93,7 @@ OPEN_TO_THE_PAGE = {
     ),
     "sizing": {"count", "fit", "reserve", "units"},
     "training": {"offer"},
-    "machine": {"files", "memory", "owner", "telling"},
+    "machine": {"files", "memory", "owner", "progress"},
 }
 LOOSE = {"kvq_core": 12, "ui": 6, "tests": 12}  # modules that may lie outside the rooms, and test files outside theirs
 SOURCES = sorted(

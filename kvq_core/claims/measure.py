@@ -18,9 +18,8 @@ from kvq_core.claims.texts import token_ids
 from kvq_core.claims.verdict import claim_verdict, result_of, spreads
 from kvq_core.codebooks.files import Codebook, codebooks
 from kvq_core.errors import KvqError, MethodError, SpecError
+from kvq_core.machine.progress import Progress, Report, unreported
 from kvq_core.models import LoadedModel
-
-Progress = Callable[[str, int, int], None]  # what is being done, done, total
 
 
 @dataclass
@@ -39,16 +38,16 @@ def measure_board(
     model: LoadedModel,
     papers: Sequence[Paper],
     setting: ClaimSetting,
-    progress: Progress = lambda *_: None,
+    report: Report = unreported,
     context: Context | None = None,
 ) -> Board:
     """Measure the papers' claims on a model. What cannot be measured is a verdict with its reason, not an error."""
     began, context = time.perf_counter(), context or Context(model)
     found = {claim.id: _Found(claim) for paper in papers for claim in paper.claims}
-    names = _texts(found.values(), setting, context, progress)
+    names = _texts(found.values(), setting, context, report)
     infos = []
     for index, name in enumerate(names):
-        progress(f"Reading {name}", index, len(names))
+        report(Progress(f"Reading {name}", index, len(names)))
         try:
             sample, info = _sample(model, name, setting)
         except KvqError as error:
@@ -57,9 +56,9 @@ def measure_board(
         infos.append(info)
         for each in found.values():
             if name in _wanted(each.claim, setting) and not each.reason:
-                progress(f"{name}: {each.claim.id}", index, len(names))
+                report(Progress(f"{name}: {each.claim.id}", index, len(names)))
                 _measure(each, context, sample)
-    progress("Done", len(names), len(names))
+    report(Progress("Done", len(names), len(names)))
     return Board(
         model=model.id,
         model_title=model.title,
@@ -82,7 +81,7 @@ def measure_missing(
     known: Board,
     papers: Sequence[Paper],
     setting: ClaimSetting,
-    progress: Progress = lambda *_: None,
+    report: Report = unreported,
     keep: Callable[[Board], None] = lambda _: None,
 ) -> Board:
     """``known`` with those of the papers' claims that it has not measured as they are written today. ``keep`` gets the
@@ -96,12 +95,12 @@ def measure_missing(
                 f"The stored board of {known.model} is of other weights or another setting: measure all of its papers "
                 f"again, {', '.join(sorted(missing))} as well."
             )
-        return measure_board(model, papers, setting, progress)
+        return measure_board(model, papers, setting, report)
     board = known
     done: tuple[Board, ...] = ()
     context = Context(model)  # several papers' claims look at one run
     for part in _parts(known, papers):
-        done = (*done, measure_board(model, [part], setting, progress, context))
+        done = (*done, measure_board(model, [part], setting, report, context))
         board = _with(known, done, papers)
         keep(board)
     return board
@@ -174,7 +173,7 @@ def _with_baseline(claim: Claim, by_text: dict[str, Numbers]) -> dict[str, Numbe
     return {name: {**numbers, **means} for name, numbers in by_text.items() if name not in claim.baseline_texts}
 
 
-def _texts(found: Iterable[_Found], setting: ClaimSetting, context: Context, progress: Progress) -> list[str]:
+def _texts(found: Iterable[_Found], setting: ClaimSetting, context: Context, report: Report) -> list[str]:
     """Texts some claim needs, in the setting's order; claims that need none are measured here."""
     wanted = set()
     for each in found:
@@ -182,7 +181,7 @@ def _texts(found: Iterable[_Found], setting: ClaimSetting, context: Context, pro
         if measure.reads_texts:
             wanted |= set(_wanted(each.claim, setting))
             continue
-        progress(each.claim.id, 0, 1)
+        report(Progress(each.claim.id))
         try:
             each.numbers = measure.cases(context)
         except KvqError as error:

@@ -1,6 +1,5 @@
 """One text on the model: what a cache of its prompt would hold, and what comes after it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -65,13 +64,11 @@ class Sample:
         return self.model.forward(torch.tensor([self.ids[self.prompt :]]), self.prompt, attend)[0].cpu()
 
 
-def capture(
-    model: LoadedModel, name: str, ids: list[int], prompt: int, progress: Callable[[], None] = lambda: None
-) -> Sample:
+def capture(model: LoadedModel, name: str, ids: list[int], prompt: int) -> Sample:
     """Run a text through the model and keep its keys, values and queries, in layer order on one device."""
     prefill = SharedPrefill(model, ids)
     for _ in prefill.run():
-        progress()
+        pass
     device = prefill.groups[0].device
     order = torch.tensor([layer for group in prefill.groups for layer in group.layers]).argsort()
 

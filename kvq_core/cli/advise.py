@@ -7,9 +7,10 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvq_core.cli.bar import Bar
 from kvq_core.cli.fit import BATCHED
 from kvq_core.cli.output import as_json, columns
-from kvq_core.cli.study import PAGE, WORKERS, StudyBar, count
+from kvq_core.cli.study import PAGE, WORKERS, count
 from kvq_core.errors import SpecError, StoreError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def advise_command(arguments: argparse.Namespace) -> None:
     arguments.quiet()
     if arguments.out is not None and arguments.out.suffix not in KINDS:
         raise SpecError(f"--out {arguments.out.name} is not allowed; give a name that ends in {' or '.join(KINDS)}.")
-    with redirect_stdout(sys.stderr), StudyBar() as progress:
+    with redirect_stdout(sys.stderr), Bar(timed=True) as progress:
         progress.went_on = lambda: "Interrupted; what is done is kept, and the same command goes on from there."
         found, id = _found(arguments, progress)
     if arguments.out is not None:
@@ -69,7 +70,7 @@ def advise_command(arguments: argparse.Namespace) -> None:
     print(as_json(told) if arguments.json else _described(found, id, arguments.page))
 
 
-def _found(arguments: argparse.Namespace, progress: StudyBar) -> "tuple[Decision, str | None]":
+def _found(arguments: argparse.Namespace, progress: Bar) -> "tuple[Decision, str | None]":
     """The decision, and its id in the store, None where the store does not take it."""
     from kvq_core.cli.layers import study_prompts
     from kvq_core.recommend.decision import DecisionRequest, keep_decision

@@ -105,13 +105,8 @@ def _measured(model: str, revision: str | None, name: str | None, missing: bool)
     from kvq_core.claims.board import board_file, save_board, stored_board
 
     chosen = [paper(name)] if name is not None else list(papers().values())
-    from kvq_core.models import load, prepare
-
     with redirect_stdout(sys.stderr), Bar() as bar:
-        bar("Loading the model", 0, 1)
-        for step in prepare(model, revision):
-            bar(step.said, step.done, step.total)
-        loaded = load(model, revision)
+        loaded = bar.load(model, revision)
         if missing:
             known = stored_board(loaded.id)
             return measure_missing(loaded, known, chosen, setting(), bar, lambda b: save_board(b, board_file(b.model)))

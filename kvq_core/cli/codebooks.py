@@ -114,7 +114,6 @@ def _export(arguments: argparse.Namespace) -> None:
 
 def _train(arguments: argparse.Namespace) -> None:
     arguments.quiet()
-    from kvq_core.models import load, prepare
     from kvq_core.spec import DEFAULT_MODEL
     from kvq_core.training.texts import read_texts
     from kvq_core.training.train import train
@@ -122,12 +121,9 @@ def _train(arguments: argparse.Namespace) -> None:
     request = _request(arguments)
     texts = read_texts(request.text)  # fails at once, where loading a model takes a while
     with redirect_stdout(sys.stderr), Bar(timed=True) as bar:
-        bar("Loading the model", 0, 1)
-        model, revision = arguments.model or DEFAULT_MODEL, arguments.revision
-        for step in prepare(model, revision):
-            bar(step.said, step.done, step.total)
+        model = bar.load(arguments.model or DEFAULT_MODEL, arguments.revision)
         try:
-            books = train(load(model, revision), request, bar, texts)
+            books = train(model, request, bar, texts)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("Interrupted; the same command goes on where this one stopped.") from None
     if arguments.json:

@@ -102,12 +102,8 @@ def _measured(arguments: argparse.Namespace) -> list["EngineDamage"]:
 
 
 def _converted(file: Path) -> "LoadedModel":
-    from kvq_core.models import load, prepare
-
     with Bar() as bar:
-        for step in prepare(str(file)):
-            bar(step.said, step.done, step.total)
-    return load(str(file))
+        return bar.load(str(file))
 
 
 def damage_table(measured: list["EngineDamage"], logs: list["LoggedRun"]) -> str:

@@ -73,12 +73,12 @@ def inspect(arguments: argparse.Namespace) -> None:
 def _looked_at(arguments: argparse.Namespace, asked: "FitRequest") -> "tuple[Inspection, Fit]":
     """Raises ModelError where the model cannot be had, or not be run."""
     arguments.quiet()
-    from kvq_core.inspection import inspect_model
     from kvq_core.inspection.fits import fit_of_loaded
+    from kvq_core.inspection.look import looking
     from kvq_core.models import load
 
     with redirect_stdout(sys.stderr), Bar() as bar:
-        found = inspect_model(arguments.model, arguments.revision, remedies=not arguments.no_remedies, progress=bar)
+        found = bar.last(looking(arguments.model, arguments.revision, remedies=not arguments.no_remedies))
         return found, fit_of_loaded(load(arguments.model, arguments.revision), asked)
 
 

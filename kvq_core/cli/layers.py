@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -12,9 +12,8 @@ from kvq_core.cli.output import as_json, columns
 from kvq_core.errors import SpecError
 
 if TYPE_CHECKING:
-    from kvq_core.models import LoadedModel
     from kvq_core.recommend.held_out import MeasuredLane, MeasuredPolicy
-    from kvq_core.recommend.sensitivity import Score, ScoringProgress
+    from kvq_core.recommend.sensitivity import Score
     from kvq_core.studies.prompts import StudyPrompt
 
 Result = TypeVar("Result")
@@ -84,8 +83,8 @@ def _score(arguments: argparse.Namespace) -> None:
 
     prompts, candidates = study_prompts(arguments.prompts), [Candidate.parse(each) for each in arguments.format]
     with redirect_stdout(sys.stderr), Bar() as bar:
-        model = _loaded(arguments.model or DEFAULT_MODEL, bar)
-        scores = _last(score_layers(model, prompts, candidates), bar, "Scoring layers")
+        model = bar.load(arguments.model or DEFAULT_MODEL)
+        scores = bar.last(score_layers(model, prompts, candidates))
     found = scores.scores()
     if arguments.json:
         print(as_json({"id": scores.id, "scores": [each.model_dump(mode="json") for each in found]}))
@@ -102,9 +101,9 @@ def _solve(arguments: argparse.Namespace) -> None:
     if arguments.engine is not None:
         engine_title(arguments.engine)
     with redirect_stdout(sys.stderr), Bar() as bar:
-        model = _loaded(arguments.model or scores.model, bar)
+        model = bar.load(arguments.model or scores.model)
         check_scores_model(model, scores)
-        found = _last(verify(model, scores, arguments.bits, arguments.engine, prompts), bar, "Verifying")
+        found = bar.last(verify(model, scores, arguments.bits, arguments.engine, prompts))
     print(as_json(found.model_dump(mode="json")) if arguments.json else _answered(found))
 
 
@@ -134,25 +133,6 @@ def study_prompts(file: Path) -> "list[StudyPrompt]":
     from kvq_core.studies.sources import PromptSource
 
     return list(PromptSource(file=str(file)).read()[0])
-
-
-def _loaded(id: str, bar: Bar) -> "LoadedModel":
-    from kvq_core.models import load, prepare
-
-    for step in prepare(id, None):
-        bar(step.said, step.done, step.total)
-    bar("Loading the model", 0, 1)
-    return load(id)
-
-
-def _last(events: "Iterator[ScoringProgress | Result]", bar: Bar, doing: str) -> "Result":
-    from kvq_core.recommend.sensitivity import ScoringProgress
-
-    for event in events:
-        if not isinstance(event, ScoringProgress):
-            return event
-        bar(doing, event.done, event.total)
-    raise AssertionError("it ends with what was found")
 
 
 def _described(id: str, prompts: int, found: "list[Score]") -> str:

@@ -246,34 +246,14 @@ def _run(spec: "ComparisonSpec") -> "Finished":
 def _finished(events: "Generator[Event]") -> "Finished":
     """How a run ends, with a progress bar where a person watches stderr."""
     _quiet()
-    from kvq_core.record.events import Finished
+    from kvq_core.record.events import Finished, progress
 
     with redirect_stdout(sys.stderr), closing(events), Bar() as bar:
         for event in events:
             if isinstance(event, Finished):
                 return event
-            _show_progress(event, bar)
+            bar(progress(event))
     raise AssertionError("a comparison ends with its record")
-
-
-def _show_progress(event: "Event", bar: Bar) -> None:
-    from kvq_core.record import events
-
-    match event:
-        case events.Loading(model=model, done=done, total=total, doing=doing):
-            bar(f"{doing.capitalize() if total else 'Loading'} {model}", done, total or 1)
-        case events.Prefill(done=done, total=total):
-            bar("Reading the prompt", done, total)
-        case events.Encoding(label=label, index=index, total=total):
-            bar(f"Encoding {label}", index, total)
-        case events.Filling(labels=labels, done=done, total=total):
-            bar(f"Reading the prompt through {', '.join(labels)}", done, total)
-        case events.Step(done=done, total=total):
-            bar("Decoding", done, total)
-        case events.Replaying(done=done, total=total, layer=layer):
-            bar(f"Up to layer {layer}", done, total)
-        case events.Summarizing():
-            bar("Summarizing", 1, 1)
 
 
 def _quiet() -> None:

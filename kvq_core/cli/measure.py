@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
+from kvq_core.cli.bar import Bar
 from kvq_core.cli.comparison import add_comparison, comparison
 from kvq_core.cli.output import as_json, columns
 from kvq_core.errors import SpecError, excerpt
@@ -51,16 +52,17 @@ def measure_lanes(arguments: argparse.Namespace) -> None:
 
 def _measure(spec: "ComparisonSpec", request: Any) -> tuple[list["LaneMeasurement"], dict[str, str]]:
     from kvq_core.packed import LaneMeasurement
-    from kvq_core.packed.lanes import Begins, SkippedLane, measure_spec
+    from kvq_core.packed.lanes import SkippedLane, measure_spec
 
     measured, left_out = [], {}
-    for news in measure_spec(spec, request):
-        if isinstance(news, Begins):
-            print(f"measuring {news.label}, {news.index + 1} of {news.total}", file=sys.stderr, flush=True)
-        elif isinstance(news, LaneMeasurement):
-            measured.append(news)
-        elif isinstance(news, SkippedLane):
-            left_out[news.label] = news.reason
+    with Bar() as bar:
+        for news in measure_spec(spec, request):
+            if isinstance(news, LaneMeasurement):
+                measured.append(news)
+            elif isinstance(news, SkippedLane):
+                left_out[news.label] = news.reason
+            else:
+                bar(news)
     return measured, left_out
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from contextlib import closing, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
+from kvq_core.cli.bar import Bar
 from kvq_core.cli.output import as_json, columns
-from kvq_core.cli.study import StudyBar
+from kvq_core.machine.progress import Progress
 
 if TYPE_CHECKING:
     from kvq_core.studies.cells import CellPlan
@@ -30,9 +31,9 @@ def predict(arguments: argparse.Namespace) -> None:
     arguments.quiet()
     from kvq_core.recommend.predict import cells_of, correlations, kept_prompt, look, model_of, work_sentence
 
-    with redirect_stdout(sys.stderr), StudyBar() as progress:
+    with redirect_stdout(sys.stderr), Bar(timed=True) as progress:
         cells = cells_of(_planned(arguments.study), arguments.model)
-        progress("Loading the model", 0, 1)
+        progress(Progress("Loading the model"))
         model = model_of(cells)
         print(work_sentence(model, cells), file=sys.stderr, flush=True)
         progress.went_on = lambda: (
@@ -41,10 +42,10 @@ def predict(arguments: argparse.Namespace) -> None:
         )
         seen = []
         with closing(look(model, cells)) as looked:
-            progress("Looking at prompts", 0, len(cells))
+            progress(Progress("Looking at prompts", 0, len(cells)))
             for each in looked:
                 seen.append(each)
-                progress("Looking at prompts", len(seen), len(cells))
+                progress(Progress("Looking at prompts", len(seen), len(cells)))
     found = correlations(seen)
     print(as_json(found) if arguments.json else _described(found))
 

@@ -14,7 +14,7 @@ def main() -> None:
     try:
         with Bar(timed=True) as bar:
             for step in prepare_second():
-                bar(step.said, step.done, step.total)
+                bar(step)
     except KvqError as error:
         sys.exit(str(error))
     print(SECOND_MODEL)

@@ -3,10 +3,8 @@
 import argparse
 import re
 import sys
-import time
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +25,6 @@ EXAMPLES = (
 PAGE = "http://127.0.0.1:7860"
 WORKERS = "processes that compute; default: one a core, as many as memory allows"
 LEFT_OUT = 10  # prompts and lines that are named before a study is run
-EVERY_S = 30.0  # between two lines of progress where stderr is no terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) -> None:
@@ -73,7 +70,7 @@ def study_command(arguments: argparse.Namespace) -> int:
         raise SpecError("--workers and --ray are both given; workers are of this machine, Ray has its own.")
     spec = _spec(str(arguments.spec))
     check_out(arguments.out, ".parquet")
-    with redirect_stdout(sys.stderr), StudyBar() as progress:
+    with redirect_stdout(sys.stderr), Bar(timed=True) as progress:
         planned = plan(spec, progress)
         if not arguments.dry_run:
             progress.went_on = lambda: went_on(planned)
@@ -142,34 +139,3 @@ def went_on(planned: "CellPlan") -> str:
     return (
         f"Interrupted; {done} of {len(planned.cells)} cells are in the store, and the same command goes on from them."
     )
-
-
-class StudyBar:
-    """A bar with the time left; where stderr is no terminal, a line now and then. Says on Ctrl-C what is kept."""
-
-    def __init__(self) -> None:
-        self.bar = Bar(timed=True)
-        self.went_on: Callable[[], str] | None = None
-        self.doing, self.began, self.first, self.told = "", 0.0, 0, 0.0
-
-    def __enter__(self) -> "StudyBar":
-        self.bar.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self.bar.__exit__(kind, *error)
-        if kind is not None and issubclass(kind, KeyboardInterrupt) and self.went_on is not None:
-            raise KeyboardInterrupt(self.went_on())
-
-    def __call__(self, doing: str, done: int, total: int) -> None:
-        self.bar(doing, done, total)
-        if sys.stderr.isatty():
-            return
-        now = time.monotonic()
-        if doing != self.doing:
-            self.doing, self.began, self.first, self.told = doing, now, done, now
-        if now - self.told >= EVERY_S:
-            self.told = now
-            left = (now - self.began) / max(1, done - self.first) * (total - done)
-            rest = f", about {timedelta(seconds=round(left))} left" if done > self.first else ""
-            print(f"{doing}: {done} of {total}{rest}", file=sys.stderr, flush=True)

@@ -7,9 +7,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvq_core.cli.bar import Bar
 from kvq_core.cli.output import as_json
-from kvq_core.cli.study import PAGE, WORKERS, StudyBar, check_out, count, went_on, write_out
+from kvq_core.cli.study import PAGE, WORKERS, check_out, count, went_on, write_out
 from kvq_core.errors import SpecError
+from kvq_core.machine.progress import Progress
 
 if TYPE_CHECKING:
     from kvq_core.studies.cells import CellPlan
@@ -50,7 +52,7 @@ def table_command(arguments: argparse.Namespace) -> int:
     check_out(arguments.out, ".md")
     check_out(arguments.picture, ".svg")
     spec = table_spec(arguments.quick, arguments.model)
-    with redirect_stdout(sys.stderr), StudyBar() as progress:
+    with redirect_stdout(sys.stderr), Bar(timed=True) as progress:
         planned = plan(spec, progress)
         found = _checked(planned, arguments.check, progress) if arguments.check else []
         if not arguments.check:
@@ -68,7 +70,7 @@ def table_command(arguments: argparse.Namespace) -> int:
     return int(bool(result.failed))
 
 
-def _result(planned: "CellPlan", arguments: argparse.Namespace, progress: StudyBar) -> "StudyResult":
+def _result(planned: "CellPlan", arguments: argparse.Namespace, progress: Bar) -> "StudyResult":
     from kvq_core.studies.estimate import workers_here
     from kvq_core.studies.study import run_plan, stored_study
 
@@ -85,14 +87,14 @@ def _picture(result: "StudyResult") -> str:
     return picture(summary["lanes"], f"Mean KLD in nats with 95 % intervals, {cells['done']} of {cells['total']} cells")
 
 
-def _checked(planned: "CellPlan", url: str, progress: StudyBar) -> "list[CheckedCell]":
+def _checked(planned: "CellPlan", url: str, progress: Bar) -> "list[CheckedCell]":
     from kvq_core.record.store import open_store
     from kvq_core.studies.table import check_cells, sampled_cells
 
     found: list[CheckedCell] = []
     for each in check_cells(planned, open_store(url)):
         found.append(each)
-        progress("Computing again", len(found), len(sampled_cells(planned)))
+        progress(Progress("Computing again", len(found), len(sampled_cells(planned))))
     return found
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvq_core.cli.bar import Bar
 from kvq_core.cli.output import as_json
 from kvq_core.errors import PATH, SpecError, StoreError, abbreviate, excerpt
+from kvq_core.machine.progress import Progress
 
 if TYPE_CHECKING:
     from kvq_core.servers.asking import Baseline
@@ -111,13 +112,10 @@ def _measured(arguments: argparse.Namespace) -> "Report":
         form, model = arguments.format, arguments.model
         request = ToVerify(prompts, arguments.tokens, arguments.top, form, model, arguments.tolerance)
         bar = open_.enter_context(Bar(timed=True))
-        asked = 0
 
-        def tell(said: str) -> None:
-            nonlocal asked
-            if said.startswith("Asked "):
-                asked += 1
-                bar("Asking", asked, len(prompts))
+        def tell(said: Progress | str) -> None:
+            if isinstance(said, Progress):
+                bar(said)
             else:
                 print(said, file=sys.stderr, flush=True)
 

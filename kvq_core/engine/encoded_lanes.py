@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.engine.cache import LaneCache, Part
-from kvq_core.engine.entry import EntryProgress, PromptEntry
+from kvq_core.engine.entry import PromptEntry
 from kvq_core.engine.fit import FitCache
 from kvq_core.engine.lane_state import LaneState, failure_line, joined_states
 from kvq_core.engine.prefill import SharedPrefill
@@ -19,6 +19,7 @@ from kvq_core.engine.stress import AppliedStress
 from kvq_core.machine import threads
 from kvq_core.models import LoadedModel
 from kvq_core.models.rope import Rope
+from kvq_core.record.events import Filling
 from kvq_core.spec import ComparisonSpec, Lane
 
 _ADDING = threading.Lock()  # two parts of a lane may end at once
@@ -55,7 +56,7 @@ class EncodedLanes:
         cores = torch.get_num_threads() if self.model.device.type == "cpu" else 1
         yield from threads.in_order([partial(self._encode, state) for state in self.states], cores)
 
-    def fill(self) -> Iterator[EntryProgress]:
+    def fill(self) -> Iterator[Filling]:
         """Let the rest of the prompt enter the caches of the lanes that read it through them, a pass a turn; then all
         lanes stand in their rows."""
         yield from self._entry.fill(self.states)

@@ -14,15 +14,7 @@ from kvq_core.engine.script import Script, Segment
 from kvq_core.engine.stress import AppliedStress
 from kvq_core.models import LoadedModel
 from kvq_core.models.rope import Rope
-
-
-@dataclass(frozen=True)
-class EntryProgress:
-    """How far lanes that read the prompt through their caches have come, in prompt tokens."""
-
-    labels: list[str]
-    done: int
-    total: int
+from kvq_core.record.events import Filling
 
 
 @dataclass(frozen=True)
@@ -52,7 +44,7 @@ class PromptEntry:
         ends = passes[0].start, self.script.segments[0].end
         return LaneCache.of_prompt(lane, fitted, self.rope, self.model.ref, self.shared, *ends)
 
-    def fill(self, states: list[LaneState]) -> Iterator[EntryProgress]:
+    def fill(self, states: list[LaneState]) -> Iterator[Filling]:
         """Let the rest of the prompt enter the caches of the lanes that read it through them, a pass a turn."""
         for some, todo, stored in self._together(states):
             yield from self._fill(some, todo, stored)
@@ -73,14 +65,14 @@ class PromptEntry:
             for first in range(0, len(states), together):
                 yield states[first : first + together], list(todo), stored
 
-    def _fill(self, states: list[LaneState], todo: list[Segment], stored: bool) -> Iterator[EntryProgress]:
+    def _fill(self, states: list[LaneState], todo: list[Segment], stored: bool) -> Iterator[Filling]:
         began = time.perf_counter()
         caches = [state.cache for state in states if state.cache is not None]
         scored, first = list(self.prefill.scored), self.script.segments[0].end
         filling = LaneFilling(self.model, self.prefill, caches, todo, stored, scored, first, self.stress)
         try:
             for done in filling.run():
-                yield EntryProgress([state.lane.label for state in states], done, len(self.prefill.ids))
+                yield Filling([state.lane.label for state in states], done, len(self.prefill.ids))
         except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
             if len(states) == 1:
                 states[0].error, states[0].cache = failure_line(error), None

@@ -28,6 +28,7 @@ from kvq_core.inspection.risk import known_of, reasons_of, sentence_of
 from kvq_core.inspection.rules import rules
 from kvq_core.machine.files import keep_memo, read_memo
 from kvq_core.machine.memory import memory_errors_as_limits
+from kvq_core.machine.progress import Progress, calling
 from kvq_core.methods import methods
 from kvq_core.models import LoadedModel, in_memory, load, prepare
 from kvq_core.presets import preset
@@ -65,16 +66,6 @@ TEXT = "long-prompt"  # the preset whose prompt is read, as it is
 TOKENS, FORCED = 256, 64
 NOT_LOOKED = f"No layer was looked at: {LOOKED}, and this model has none; measure."
 CHUNK = 16  # forced tokens a forward pass
-Progress = Callable[[str, int, int], None]  # what is being done, done, total
-
-
-@dataclass(frozen=True)
-class InspectionProgress:
-    """What is being done, how much of it is done, and how much there is."""
-
-    doing: str
-    done: int
-    total: int
 
 
 def inspect_model(
@@ -82,7 +73,7 @@ def inspect_model(
     revision: str | None = None,
     *,
     remedies: bool = True,
-    progress: Progress | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> Inspection:
     """Look at a model before any run: its cache's facts and formats, figures of a prefill of 256 tokens, and which
     layers are at risk under keys stored per token; with ``remedies`` the measured gain of each.
@@ -90,23 +81,22 @@ def inspect_model(
     What was found is kept under KVQ_HOME by the model's hash, and read from there the next time. Raises ModelError
     where the model cannot be had, or not be run, and KvqError where it cannot read the text.
     """
+    report = calling(progress)
     for event in looking(model, revision, remedies=remedies):
         if isinstance(event, Inspection):
             return event
-        if progress is not None:
-            progress(event.doing, event.done, event.total)
+        report(event)
     raise AssertionError("a look ends with what was found")
 
 
 def looking(
     model: str | LoadedModel, revision: str | None = None, *, remedies: bool = True
-) -> Generator[InspectionProgress | Inspection]:
-    """``inspect_model``, telling what is being done; what was found comes last. Closing it stops the look."""
+) -> Generator[Progress | Inspection]:
+    """``inspect_model`` as it goes on; what was found comes last. Closing it stops the look."""
     with memory_errors_as_limits():
         if isinstance(model, str):
-            for step in prepare(model, revision):
-                yield InspectionProgress(step.said, step.done, step.total)
-            yield InspectionProgress("Loading the model", 0, 1)
+            yield from prepare(model, revision)
+            yield Progress("Loading the model")
             model = load(model, revision)
         kept = stored_inspection(model)
         if kept is not None and (kept.remedies or not remedies):
@@ -156,22 +146,22 @@ class Look:
         assert isinstance(found, Inspection)
         return found
 
-    def stages(self, with_remedies: bool) -> Iterator[InspectionProgress | Inspection]:
+    def stages(self, with_remedies: bool) -> Iterator[Progress | Inspection]:
         """``inspection`` stage by stage; what was found comes last."""
         model, steps = self.model, 3 if with_remedies else 2
-        yield InspectionProgress("Reading weights and configuration", 0, steps)
+        yield Progress("Reading weights and configuration", 0, steps)
         facts, formats = facts_of(model), formats_of(model)
         with_remedies &= bool(model.shape.captured)
         figures: tuple[LayerFigures, ...] = ()
         if model.shape.captured:
-            yield InspectionProgress(f"Reading {TOKENS} tokens", 1, steps)
+            yield Progress(f"Reading {TOKENS} tokens", 1, steps)
             figures = self.figures
         reasons = reasons_of(facts, figures, rules())
         at_risk = tuple(reason.layer for reason in reasons)
         plain: float | None = None
         told: tuple[Remedy, ...] = ()
         if with_remedies:
-            yield InspectionProgress("Measuring remedies", 2, steps)
+            yield Progress("Measuring remedies", 2, steps)
             plain, told = self._remedies(at_risk)
         yield Inspection(
             version=VERSION,

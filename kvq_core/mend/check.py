@@ -1,18 +1,17 @@
 """What an edit does on prompts that it was not chosen on: before a file is written, and in full precision beside it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from kvq_core.machine.progress import Progress, Report
 from kvq_core.mend.edit import Edit
 from kvq_core.mend.formats import CacheFormat
 from kvq_core.mend.passes import Scored, read_through, score
 from kvq_core.models import LoadedModel
 from kvq_core.studies.intervals import CONFIDENCE, FEWEST, RESAMPLES, mean_interval
-
-Tell = Callable[[str, int, int], None]
 
 
 @dataclass
@@ -71,12 +70,12 @@ class Measured:
 
 
 def check(
-    model: LoadedModel, edit: Edit, form: CacheFormat, prompts: Sequence[list[int]], scored: int, tell: Tell
+    model: LoadedModel, edit: Edit, form: CacheFormat, prompts: Sequence[list[int]], scored: int, report: Report
 ) -> Measured:
     """Every prompt read four times, its last tokens scored, each prompt by itself: the memory taken is that of one."""
     found = Measured()
     for number, ids in enumerate(prompts):
-        tell("Checking", number, len(prompts))
+        report(Progress("Checking", number, len(prompts), "prompts"))
         own = read_through(model, ids, scored, None, None)
         edits = ((None, form), (edit, form), (edit, None))
         found.add(*(score(own, read_through(model, ids, scored, *each)) for each in edits))

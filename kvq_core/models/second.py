@@ -7,9 +7,10 @@ from collections.abc import Generator
 from pathlib import Path
 
 from kvq_core.errors import ModelError
+from kvq_core.machine.progress import Progress
 from kvq_core.models import identity
 from kvq_core.models.gguf.fetching import FetchedFile, fetched_to
-from kvq_core.models.gguf.folder import ConversionStep, read_converted
+from kvq_core.models.gguf.folder import read_converted
 from kvq_core.models.gguf.published import NAME, REPO, SECOND_MODEL, SHA256, SIZE
 from kvq_core.models.source import find, path_of
 from kvq_core.settings import settings
@@ -54,7 +55,7 @@ def download_second() -> FetchedFile:
         ) from None
 
 
-def prepare_second() -> Generator[ConversionStep, None, None]:
+def prepare_second() -> Generator[Progress, None, None]:
     """Find or fetch it, check and convert it; raises ModelError where it cannot be had."""
     if not is_converted():
         file = local_file() or (yield from download_second())

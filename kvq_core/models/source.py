@@ -12,10 +12,11 @@ from urllib.parse import unquote
 
 from kvq_core.errors import PATH, ModelError, abbreviate, excerpt
 from kvq_core.machine import files
+from kvq_core.machine.progress import Progress
 from kvq_core.models import bundled, identity
 from kvq_core.models.gguf import hub
 from kvq_core.models.gguf.fetching import reachable, unreachable
-from kvq_core.models.gguf.folder import ConversionStep, Converted, FoundFile, last, read_converted
+from kvq_core.models.gguf.folder import Converted, FoundFile, last, read_converted
 from kvq_core.models.gguf.published import PREFIX, SECOND_MODEL, TITLE
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
@@ -36,7 +37,7 @@ class ModelSource:
     file: Converted | None = None  # of a converted GGUF file
 
 
-def find(id: str, revision: str | None) -> Generator[ConversionStep, None, ModelSource]:
+def find(id: str, revision: str | None) -> Generator[Progress, None, ModelSource]:
     """What an id stands for. A GGUF file that is not on this machine yet is downloaded, and converted, telling how far.
 
     Raises ModelError for ids that are none of these, or not allowed on this instance.
@@ -160,7 +161,7 @@ def title(source: ModelSource, id: str) -> str:
     return id if path_of(id) is None else Path(source.place).resolve().name
 
 
-def _converted(path: Path) -> Generator[ConversionStep, None, Converted]:
+def _converted(path: Path) -> Generator[Progress, None, Converted]:
     """A GGUF file's conversion, kept under the file's hash; one process converts while others wait."""
     from kvq_core.models.gguf.conversion import convert  # with it the reader of files, which most models never need
     from kvq_core.models.gguf.header import read_header
@@ -184,15 +185,15 @@ def _converted(path: Path) -> Generator[ConversionStep, None, Converted]:
     return found
 
 
-def conversion_progress() -> ConversionStep | None:
+def conversion_progress() -> Progress | None:
     """How far the file is that is being downloaded or converted; None where none is. Does not wait."""
     return next(iter(_now.values()), None)
 
 
-_now: dict[str, ConversionStep] = {}  # of the one file that is on its way in this process
+_now: dict[str, Progress] = {}  # of the one file that is on its way in this process
 
 
-def announce(steps: Generator[ConversionStep, None, FoundFile]) -> Generator[ConversionStep, None, FoundFile]:
+def announce(steps: Generator[Progress, None, FoundFile]) -> Generator[Progress, None, FoundFile]:
     """The same steps, which others may ask for meanwhile."""
     try:
         while True:

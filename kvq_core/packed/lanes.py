@@ -7,21 +7,13 @@ import torch
 
 from kvq_core.errors import LimitError, MethodError
 from kvq_core.machine.memory import memory_errors_as_limits
-from kvq_core.models import LoadedModel, with_model
+from kvq_core.machine.progress import Progress
+from kvq_core.models import LoadedModel, load, with_model
 from kvq_core.packed import LaneMeasurement, MeasureRequest, label_of, measure
-from kvq_core.pipeline.loading import load_model
+from kvq_core.pipeline.loading import preparing
 from kvq_core.pipeline.prompt import render
-from kvq_core.record.events import Loading
+from kvq_core.record.events import progress
 from kvq_core.spec import ComparisonSpec, Lane
-
-
-@dataclass(frozen=True)
-class Begins:
-    """A lane whose turn it is, ``index`` of ``total``."""
-
-    label: str
-    index: int
-    total: int
 
 
 @dataclass(frozen=True)
@@ -32,20 +24,19 @@ class SkippedLane:
     reason: str
 
 
-Progress = Loading | Begins | LaneMeasurement | SkippedLane
-
-
-def measure_spec(spec: ComparisonSpec, request: MeasureRequest) -> Generator[Progress]:
+def measure_spec(spec: ComparisonSpec, request: MeasureRequest) -> Generator[Progress | LaneMeasurement | SkippedLane]:
     """The unquantized cache, then every lane, one at a time. One that does not fit into memory is left out.
 
     Raises KvqError where the prompt, the model or the request cannot be measured at all.
     """
     spec = with_model(spec)
-    model = yield from load_model(spec)
+    for loading in preparing(spec.model, spec.revision):
+        yield progress(loading)
+    model = load(spec.model, spec.revision)
     ids = render(model, spec)
     lanes = [None, *spec.lanes]
     for index, lane in enumerate(lanes):
-        yield Begins(label_of(lane, model), index, len(lanes))
+        yield Progress(f"Measuring {label_of(lane, model)}", index, len(lanes), "lanes")
         yield _measured(model, lane, ids, request)
 
 

@@ -118,8 +118,7 @@ class Batch:
             yield Encoding(label, index, len(self.decode.states))
         if self.first is None and self.kernel is not None:
             self.kernel.prefill.groups = []  # its cache holds them now
-        for filled in self.decode.fill():
-            yield Filling(filled.labels, filled.done, filled.total)
+        yield from self.decode.fill()
         for state in self.decode.states[len(self.lanes) :]:
             if state not in self.running:
                 raise MethodError(f"The floor {state.lane.label!r} could not be set up: {state.error}")

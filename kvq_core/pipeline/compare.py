@@ -12,6 +12,7 @@ from kvq_core.machine.memory import memory_errors_as_limits
 from kvq_core.models import LoadedModel, identity_of, load, outline, prepare, with_model
 from kvq_core.pipeline.answer import ReferenceAnswer, check_kept_here, check_reference, reference_answer
 from kvq_core.pipeline.assemble import assemble, run_id
+from kvq_core.pipeline.loading import preparing
 from kvq_core.pipeline.prompt import script
 from kvq_core.pipeline.state import Run
 from kvq_core.pipeline.timings import remember
@@ -47,9 +48,7 @@ def compare(spec: ComparisonSpec, store: Store | None = None, owner: str = "") -
     """
     spec = with_model(spec)
     with memory_errors_as_limits():
-        yield Loading(spec.model)
-        for step in prepare(spec.model, spec.revision):
-            yield Loading(spec.model, *step)
+        yield from preparing(spec.model, spec.revision)
         answer = yield from against(spec, store)
         model = load(spec.model, spec.revision)
         yield from compare_on(model, portable_spec(model, spec), store, owner, answer)
@@ -69,7 +68,7 @@ def against(spec: ComparisonSpec, store: Store | None) -> Generator[Event, None,
     if spec.reference is None:
         return None
     for step in prepare(spec.reference):
-        yield Loading(spec.reference, *step)
+        yield Loading.of(spec.reference, step)
     model = outline(spec.model, spec.revision)
     spec = portable_spec(model, spec)
     check_reference(model, spec)

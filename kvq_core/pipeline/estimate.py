@@ -10,7 +10,7 @@ from kvq_core.models import LoadedModel, conversion_progress, load, with_model
 from kvq_core.pipeline.answer import check_reference
 from kvq_core.pipeline.footprint import batch_size, batches, run_bytes
 from kvq_core.pipeline.prompt import script
-from kvq_core.pipeline.timings import Stages, TimedWork, methods_of, predict, read_timings
+from kvq_core.pipeline.timings import Cost, TimedWork, methods_of, predict, read_timings
 from kvq_core.record.events import Loading
 from kvq_core.spec import TENSORS, Assignment, ComparisonSpec, Lane, Tensor
 from kvq_core.spec.chats import passed_line
@@ -30,22 +30,19 @@ class LaneEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """``seconds`` are fitted on this machine's last runs of the model at this level of capture, None before the first
-    of any; ``bytes`` the peak, of which ``run_bytes`` come on top of the model's weights; ``tokens`` those of prompt
-    and answer; ``notes`` what makes this run cost more than others like it; ``batches``: in how many
-    the lanes go."""
+    """``cost``: what the run takes on top of the model's weights, its seconds fitted on this machine's last runs of the
+    model at this level of capture; ``bytes`` the peak with the weights; ``tokens`` those of prompt and answer;
+    ``notes`` what makes this run cost more than others like it; ``batches``: in how many the lanes go."""
 
     prompt_tokens: int
     context: int
-    seconds: float | None
+    cost: Cost
     bytes: int
     lanes: list[LaneEstimate]
     notes: tuple[str, ...] = ()
     tokens: int = 0
-    run_bytes: int = 0
     device: str = "cpu"
     batches: int = 1
-    stages: Stages | None = None  # of these seconds
 
 
 def estimate(spec: ComparisonSpec) -> Estimate:
@@ -73,15 +70,13 @@ def estimate_on(model: LoadedModel, spec: ComparisonSpec) -> Estimate:
     return Estimate(
         prompt,
         model.shape.context,
-        None if stages is None else stages.total or None,
+        Cost(None if stages is None else stages.total or None, extra, stages),
         weights + extra,
         lanes,
         tuple(_notes(model, spec, prompt, passed)),
         prompt + new,
-        extra,
         str(model.device),
         count,
-        stages,
     )
 
 
@@ -110,7 +105,8 @@ def _notes(model: LoadedModel, spec: ComparisonSpec, prompt: int, passed: int) -
 
 def loading_progress(model: str) -> Loading:
     """How far a model is that an estimate loads meanwhile, in another thread."""
-    return Loading(model, *(conversion_progress() or ()))
+    step = conversion_progress()
+    return Loading(model) if step is None else Loading.of(model, step)
 
 
 def memory_warning(spec: ComparisonSpec) -> str | None:

@@ -1,18 +1,18 @@
 """The numbers of a finished lane, from what was scored and captured of it."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from kvq_core.capture.cache_errors import CacheErrors
-from kvq_core.engine.drafting import tokens_a_step
 from kvq_core.engine.fidelity import perplexity_block
 from kvq_core.engine.lane_state import LaneState
 from kvq_core.engine.stored_bytes import layers_quantized, tokens_quantized
 from kvq_core.pipeline.batch import Batch
 from kvq_core.pipeline.prompt_scores import turn
-from kvq_core.record.fields import Metrics
+from kvq_core.record.fields import DRAFT_TOKENS, Metrics
 from kvq_core.record.prompt_fields import TurnMetrics
 
 
@@ -85,3 +85,15 @@ def _turns(batch: Batch, state: LaneState, at: int) -> list[TurnMetrics]:
         kld, same = batch.fidelity.column("kld", at), batch.fidelity.column("same_top", at)
         found.append(turn(len(batch.decode.token_ids), kld, same))
     return found
+
+
+def tokens_a_step(series: Sequence[Tensor], drafted: int = DRAFT_TOKENS) -> float | None:
+    """Tokens that one pass of the verifier, the full-precision cache, yields where a drafter reads the lane's, mean
+    over where it may begin: 1 + the sum over k up to ``drafted`` of the product of k consecutive acceptances, because a
+    draft counts up to its first refusal.
+
+    ``series``: acceptances (positions,) of stretches of text, each in order; none reaches from one into the next. None
+    where all are shorter than ``drafted``. Of the series rather than the mean, since refusals come in clusters.
+    """
+    windows = [part.double().unfold(0, drafted, 1) for part in series if len(part) >= drafted]
+    return 1 + torch.cat(windows).cumprod(-1).sum(-1).mean().item() if windows else None

@@ -14,11 +14,11 @@ from kvq_core.engine.script import Script
 from kvq_core.engine.stress import AppliedStress, ReferenceShift, apply_stress
 from kvq_core.models import LoadedModel
 from kvq_core.models.rounding import KernelNoise
+from kvq_core.models.text import Pieces
 from kvq_core.pipeline.answer import ReferenceAnswer
 from kvq_core.pipeline.batch import Batch, GivenAnswer
 from kvq_core.pipeline.footprint import batch_size, batches, held_of
 from kvq_core.pipeline.lanes import LaneResult, lanes_of
-from kvq_core.pipeline.progress import BatchProgress, waiting
 from kvq_core.pipeline.prompt_scores import prompt_positions, turn_positions
 from kvq_core.record.events import Encoding, Event, LaneProgress, Step, Summarizing
 from kvq_core.record.events import Prefill as PrefillEvent
@@ -153,18 +153,69 @@ class Run:
         batch.score_prompt()
 
     def _steps(self, batch: Batch, count: int) -> Iterator[Step]:
-        progress, passed = BatchProgress(batch), (len(self.batches) - 1) * batch.decode.total
-        after = [waiting(lane) for lane in self.spec.lanes[len(self._done) + len(batch.lanes) :]]
+        told, passed = BatchText(batch), (len(self.batches) - 1) * batch.decode.total
+        later = self.spec.lanes[len(self._done) + len(batch.lanes) :]
+        after = [LaneProgress(lane.label, [], [], [], None) for lane in later]
         now = range(len(self._done), len(self._done) + len(batch.lanes)) if count > 1 else None
         lanes: list[LaneProgress] = []
         for _ in batch.steps():
-            lanes = progress.lanes()
+            lanes = told.lanes()
             every = [*self._done, *lanes, *after]
-            yield Step(passed + progress.reached, count * batch.decode.total, progress.reference, every, now)
-        self._done += lanes or progress.lanes()
+            yield Step(passed + told.reached, count * batch.decode.total, told.reference, every, now)
+        self._done += lanes or told.lanes()
 
     def _set_aside(self, later: list[Lane]) -> None:
         """Make the records of the newest batch's lanes and give back what they were made from."""
         self._told += lanes_of(self.batches[-1])
         self.batches[-1].release()
         self._shared.keep(lane.plan(self.model.shape) for lane in later)
+
+
+class BatchText:
+    """What the rows of a batch have written and scored so far: pieces of text and measures by token."""
+
+    def __init__(self, batch: Batch):
+        self._batch = batch
+        self._reference = Pieces(batch.model.tokenizer)
+        self._pieces = [Pieces(batch.model.tokenizer) for _ in batch.decode.states]
+        self._kld: list[list[float]] = [[] for _ in batch.running]
+        self._same: list[list[bool]] = [[] for _ in batch.running]
+        self._scored = 0
+
+    @property
+    def reached(self) -> int:
+        """Tokens of the longest text; where the reference answers first, of its answer and of the lanes' half each."""
+        decode = self._batch.decode
+        own = max([len(decode.token_ids), *(len(state.token_ids) for state in decode.states)])
+        return own if decode.written is decode.token_ids else (len(decode.written) + own) // 2
+
+    @property
+    def reference(self) -> list[str]:
+        """Pieces of the reference's text; all of it from the second batch on."""
+        return list(self._reference.extend((self._batch.first or self._batch).decode.written))
+
+    def lanes(self) -> list[LaneProgress]:
+        """Of every lane of the batch, the noise floor left out."""
+        fidelity = self._batch.fidelity
+        if fidelity.n_scored > self._scored:
+            for at in range(len(self._batch.running)):
+                self._kld[at] += fidelity.latest("kld", at, self._scored)
+                self._same[at] += map(bool, fidelity.latest("same_top", at, self._scored))
+            self._scored = fidelity.n_scored
+        return [self._lane(i) for i in range(len(self._batch.lanes))]
+
+    def _lane(self, index: int) -> LaneProgress:
+        state = self._batch.decode.states[index]
+        pieces = list(self._pieces[index].extend(state.token_ids))
+        if state not in self._batch.running:
+            return LaneProgress(state.lane.label, pieces, [], [], None, state.error)
+        at = self._batch.running.index(state)
+        return LaneProgress(
+            state.lane.label,
+            pieces,
+            list(self._kld[at]),
+            list(self._same[at]),
+            state.first_divergence,
+            state.error,
+            state.finish,
+        )

@@ -4,13 +4,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 
 from kvq_core.machine import files
 from kvq_core.pipeline.footprint import AT_ONCE, batches
-from kvq_core.record.events import Event, progress
+from kvq_core.record.events import STAGES, Event, progress
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.settings import settings
 from kvq_core.spec import Lane
@@ -59,6 +60,26 @@ class Stages:
     @property
     def total(self) -> float:
         return sum(astuple(self))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Time and memory of a piece of work: ``seconds``, of ``stages`` where it is a run, None where nothing like it was
+    timed on this machine; ``bytes`` at the peak."""
+
+    seconds: float | None = None
+    bytes: int = 0
+    stages: Stages | None = None
+
+    @property
+    def time(self) -> str:
+        """The seconds in words."""
+        if self.seconds is None:
+            return "a time that is not known before the first"
+        return f"about {timedelta(seconds=round(self.seconds))}"
+
+
+UNKNOWN_COST = Cost()
 
 
 def methods_of(lanes: Sequence[Lane | LaneRecord]) -> str:
@@ -149,8 +170,8 @@ class RemainingTime:
 
     def after(self, event: Event) -> float | None:
         """What is left once this has happened."""
-        stage, done = progress(event)
-        now = self._clock()
+        at, now = progress(event), self._clock()
+        stage, done = STAGES.index(at.stage) if at.stage else -1, at.part
         if stage != self._at:
             began = now - done * self._plan[max(stage, 0)]  # of steps the first is told of when it is over
             if self._at >= 0:

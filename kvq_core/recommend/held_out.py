@@ -11,6 +11,7 @@ import numpy as np
 
 from kvq_core.analysis.deploy import of_rules
 from kvq_core.errors import SpecError
+from kvq_core.machine.progress import Progress
 from kvq_core.methods import LayerKind, Method, ModelShape
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.lanes import rule_record
@@ -18,7 +19,6 @@ from kvq_core.recommend.engine_flags import engine_formats
 from kvq_core.recommend.engine_limits import engine_title, flags, solve, version_of
 from kvq_core.recommend.layer_plans import TOKENS, Candidate, LayerPlan
 from kvq_core.recommend.sensitivity import (
-    ScoringProgress,
     Sensitivity,
     followed_answer,
     identity,
@@ -178,7 +178,7 @@ class VerifiedOffer:
 
 def verify(
     model: LoadedModel, scores: Sensitivity, bits: float, engine: str | None, prompts: Sequence[StudyPrompt]
-) -> Iterator[ScoringProgress | MeasuredPolicy]:
+) -> Iterator[Progress | MeasuredPolicy]:
     """The policy of so many bits an element, verified by a run on prompts; it comes last.
 
     Raises SpecError where the prompts were among those that were scored, or nothing fits.
@@ -197,7 +197,7 @@ def verify(
         rows.append(lane_losses(model, prompt, lanes, follow))
         if others:
             beside.append(losses_of_some(model, prompt, [each.lane for each in others], follow))
-        yield ScoringProgress(done, len(prompts))
+        yield Progress("Verifying", done, len(prompts), "prompts")
     means = dict(zip((each.plan for each in offer.every), np.mean(rows, 0).tolist(), strict=True))
     shipped = [
         MeasuredLane(lane=_data(each.lane), bytes=each.nbytes, predicted=None, measured=loss)

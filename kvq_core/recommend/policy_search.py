@@ -10,6 +10,7 @@ import numpy as np
 
 from kvq_core.analysis.verdict import TIERS
 from kvq_core.errors import SpecError
+from kvq_core.machine.progress import Progress, Report
 from kvq_core.models import LoadedModel, load
 from kvq_core.recommend.constraints import Ask
 from kvq_core.recommend.engine_limits import SPACES, flags, solve
@@ -17,11 +18,11 @@ from kvq_core.recommend.fronts import candidates_of, plain_formats
 from kvq_core.recommend.held_out import ENDS, DeployedLane, deployed_lanes
 from kvq_core.recommend.layer_plans import NOT_ALIKE, Candidate, LayerPlan
 from kvq_core.recommend.policies import LayerPolicy, ScoringBudget, Without
-from kvq_core.recommend.sensitivity import ScoringProgress, Sensitivity, score_layers
+from kvq_core.recommend.sensitivity import Sensitivity, score_layers
 from kvq_core.recommend.solver import Costs, SolvedPolicy
 from kvq_core.record.store import Store
 from kvq_core.spec import Lane
-from kvq_core.studies.cells import Progress, plan
+from kvq_core.studies.cells import plan
 from kvq_core.studies.executors import CellWork, InProcess, Outcome, Processes
 from kvq_core.studies.intervals import FEWEST
 from kvq_core.studies.result import StudyResult
@@ -77,7 +78,7 @@ class PolicyTrial:
     ask: Ask
     store: Store
     turns: SharedExecutor
-    progress: Progress
+    progress: Report
     scoring: ScoringBudget
 
     def found(self) -> LayerPolicy | Without | None:
@@ -123,14 +124,14 @@ class PolicyTrial:
     def _scored(self, candidates: Sequence[Candidate], most: int) -> Sensitivity | None:
         """None where they are wanted no more."""
 
-        def passes() -> Iterator[ScoringProgress | Sensitivity]:
+        def passes() -> Iterator[Progress | Sensitivity]:
             prompts = self.result.plan.prompts[::2][:most]
             yield from score_layers(load(self.model.id, self.model.revision), prompts, candidates, self.scoring.at_once)
 
         for event in self.turns.each(passes()):
             if isinstance(event, Sensitivity):
                 return event
-            self.progress("Scoring layers", event.done, event.total)
+            self.progress(event)
         return None
 
     def _verified(self, scores: Sensitivity, taken: Sequence[tuple[Candidate, Lane]]) -> LayerPolicy | Without | None:

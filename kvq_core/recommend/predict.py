@@ -144,7 +144,7 @@ def work_sentence(model: LoadedModel, cells: Sequence[Cell]) -> str:
     quiet = whole.model_copy(update={"capture": Capture(detail="off")})
     passes = [tuple(alone[at : at + MAX_LANES]) for at in range(0, len(alone), MAX_LANES)]
     runs = [whole, *(quiet.model_copy(update={"lanes": lanes}) for lanes in passes)]
-    told = [sum(known) / len(known)] if known else [estimate_on(model, spec).seconds for spec in runs]
+    told = [sum(known) / len(known)] if known else [estimate_on(model, spec).cost.seconds for spec in runs]
     each = [seconds for seconds in told if seconds is not None]
     minutes = f"about {len(todo) * sum(each) / 60:.1f} minutes" if len(each) == len(told) else "a time not known yet"
     return (

@@ -2,16 +2,17 @@
 policies tried; and what that will take, before it is started.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 
 from kvq_core.errors import KvqError, SpecError, StoreError
 from kvq_core.inspection import Inspection
-from kvq_core.inspection.look import InspectionProgress, looking
+from kvq_core.inspection.look import looking
+from kvq_core.machine.progress import Progress, Report, calling, unreported
 from kvq_core.models import LoadedModel, outline
 from kvq_core.pipeline.estimate import estimate_on
+from kvq_core.pipeline.timings import UNKNOWN_COST, Cost
 from kvq_core.presets import bundle_lanes
 from kvq_core.recommend.constraints import Advice, engine_of
 from kvq_core.recommend.decision import NOT_LOOKED, Decision, DecisionRequest, StudyQuestion, one_model
@@ -21,7 +22,7 @@ from kvq_core.recommend.policy_search import Here, PolicyTrial, SharedExecutor
 from kvq_core.recommend.sensitivity import POSITIONS
 from kvq_core.record.store import Store, open_store
 from kvq_core.spec import DEFAULT_MODEL, Capture
-from kvq_core.studies.cells import CellPlan, Progress, plan
+from kvq_core.studies.cells import CellPlan, plan
 from kvq_core.studies.estimate import StudyEstimate, estimate, workers_here
 from kvq_core.studies.intervals import FEWEST
 from kvq_core.studies.prompts import StudyPrompt
@@ -34,12 +35,11 @@ from kvq_core.studies.study import run_plan, stored_study
 @dataclass(frozen=True)
 class DecisionForecast:
     """``study``: of its runs. ``passes`` of lanes over a prompt that scoring layers takes where it is called for, 0
-    where there are too few prompts or they may not be scored; ``seconds`` of these, None where no such run was timed
-    here."""
+    where there are too few prompts or they may not be scored; ``layers``: what these take."""
 
     study: StudyEstimate
-    passes: int
-    seconds: float | None
+    passes: int = 0
+    layers: Cost = UNKNOWN_COST
 
     @property
     def sentence(self) -> str:
@@ -47,9 +47,9 @@ class DecisionForecast:
         runs = (
             f"{told.todo} of {told.cells} runs are to be computed" if told.todo else f"All {told.cells} runs are there"
         )
-        took = "" if not told.todo else f", {_time(told.seconds)}, {told.bytes / 1e9:.2f} GB of memory"
+        took = "" if not told.todo else f", {told.cost.time}, {told.cost.bytes / 1e9:.2f} GB of memory"
         layers = (
-            f" Layers, where they are tried: {self.passes} passes, {_time(self.seconds)}."
+            f" Layers, where they are tried: {self.passes} passes, {self.layers.time}."
             if self.passes
             else f" Layers are not tried: that takes {2 * FEWEST} prompts."
             if told.cells < 2 * FEWEST
@@ -63,27 +63,22 @@ def forecast(planned: CellPlan, store: Store, scoring: ScoringBudget | None) -> 
     told = estimate(planned, store=store)
     scored = planned.prompts[::2]
     if scoring is None or len(planned.prompts) < 2 * FEWEST or not planned.cells:
-        return DecisionForecast(told, 0, None)
+        return DecisionForecast(told)
     needed = scoring.needed(CANDIDATES, outline(planned.cells[0].model).shape.layers)
     count = len(scored) if scoring.passes is None else min(len(scored), scoring.passes // needed)
-    each = _pass_seconds(planned, scoring.at_once)
-    return DecisionForecast(told, needed * count, None if each is None else each * needed * count)
+    each, passes = _pass_cost(planned, scoring.at_once), needed * count
+    seconds = None if each.seconds is None else each.seconds * passes
+    return DecisionForecast(told, passes, Cost(seconds, each.bytes))
 
 
-def _pass_seconds(planned: CellPlan, lanes: int) -> float | None:
+def _pass_cost(planned: CellPlan, lanes: int) -> Cost:
     """Of a pass of so many lanes, in formats of the study's, over a prompt of middle length, which is read in full
     precision."""
     cell = sorted(planned.cells, key=lambda each: each.tokens)[len(planned.cells) // 2]
     own = cell.spec.lanes
     like = tuple(own[at % len(own)].model_copy(update={"label": f"{at}", "prefill": "full"}) for at in range(lanes))
     new = {"max_new_tokens": POSITIONS, "capture": Capture(detail="off"), "free_text": False}
-    return estimate_on(outline(cell.model), cell.spec.model_copy(update={**new, "lanes": like})).seconds
-
-
-def _time(seconds: float | None) -> str:
-    return (
-        "a time that is not known before the first" if seconds is None else f"about {timedelta(seconds=round(seconds))}"
-    )
+    return estimate_on(outline(cell.model), cell.spec.model_copy(update={**new, "lanes": like})).cost
 
 
 NEW_TOKENS = 48  # of each prompt's answer
@@ -95,10 +90,6 @@ BUNDLES = {
     "ExLlamaV3": "deploy-exllamav3",
     "transformers": "deploy-transformers",
 }
-
-
-def silent(doing: str, done: int, total: int) -> None:
-    """Tells nobody."""
 
 
 def study_for(model: str, prompts: Sequence[StudyPrompt], engine: str | None) -> StudySpec:
@@ -132,7 +123,7 @@ class DecisionMaker:
     store: Store
     weights: Sequence[Path] = ()
     turns: SharedExecutor = field(default_factory=Here)
-    progress: Progress = silent
+    progress: Report = unreported
     looks: bool = True
     layers: bool = True
     scoring: ScoringBudget = field(default_factory=ScoringBudget)
@@ -161,8 +152,8 @@ class DecisionMaker:
 
         def at_once() -> Iterator[Inspection]:
             for event in looking(self.name, self.plan.spec.comparison.revision, remedies=False):
-                if isinstance(event, InspectionProgress):
-                    self.progress(event.doing, event.done, event.total)
+                if isinstance(event, Progress):
+                    self.progress(event)
                 else:
                     yield event
 
@@ -186,7 +177,7 @@ def advise(
     engine: str | None = None,
     weights: Sequence[Path] = (),
     store: Store | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
     workers: int | None = 1,
     batched_tokens: int | None = None,
 ) -> Advice:
@@ -208,7 +199,7 @@ def advise(
         prompts=prompts,
         weights=weights,
         store=store,
-        progress=progress,
+        progress=calling(progress),
         workers=workers,
     ).advice
 
@@ -221,7 +212,7 @@ def decide(
     prompts: Sequence[StudyPrompt] | None = None,
     weights: Sequence[Path] = (),
     store: Store | None = None,
-    progress: Progress | None = None,
+    progress: Report = unreported,
     workers: int | None = 1,
 ) -> Decision:
     """``advise`` with all that the advice rests on."""
@@ -235,10 +226,9 @@ def decide(
         result = stored(study, place) if isinstance(study, str) else study
         assert result is not None
         return StudyQuestion(result, one_model(result, model), asked, weights).decision()
-    told = progress or silent
-    planned = plan(study_for(model or DEFAULT_MODEL, prompts, asked.engine), told)
+    planned = plan(study_for(model or DEFAULT_MODEL, prompts, asked.engine), progress)
     turns = Here(workers_here(planned, place) if workers is None else workers)
-    going = DecisionMaker(planned, planned.cells[0].model, asked, place, weights, turns, told)
+    going = DecisionMaker(planned, planned.cells[0].model, asked, place, weights, turns, progress)
     *_, last = going.decisions()
     return last
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from pydantic import ValidationError
 
 from kvq_core.errors import KvqError, MethodError, SpecError, excerpt
 from kvq_core.machine.files import alone, keep_memo, read_memo
+from kvq_core.machine.progress import Progress
 from kvq_core.methods import ModelShape, make
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.compare import compare_on
@@ -147,17 +147,9 @@ POSITIONS = 32  # scored of every prompt
 FIELDS = ("prompt", "messages", "system", "tools")  # of a prompt that a comparison has, too
 
 
-@dataclass(frozen=True)
-class ScoringProgress:
-    """A part is done: so many comparisons of all."""
-
-    done: int
-    total: int
-
-
 def score_layers(
     model: LoadedModel, prompts: Sequence[StudyPrompt], candidates: Sequence[Candidate], at_once: int = MAX_LANES
-) -> Iterator[ScoringProgress | Sensitivity]:
+) -> Iterator[Progress | Sensitivity]:
     """Score every layer for every candidate on every prompt; what has been scored is kept, and not scored again. The
     scores come last. Closing it stops, and loses one comparison, of ``at_once`` lanes, at most.
 
@@ -182,7 +174,7 @@ def score_layers(
                 scores.added(known, {key(*each): loss for each, loss in zip(some, found, strict=True)})
             )
             done, left = done + 1, left[at_once:]
-            yield ScoringProgress(done, total)
+            yield Progress("Scoring layers", done, total, "passes")
     yield scores
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from kvq_core.machine.progress import Progress, converting, downloading
 from kvq_core.record.fields import Record
 
 
@@ -18,6 +19,11 @@ class Loading:
     done: int = 0
     total: int = 0
     doing: Literal["converting", "downloading"] = "converting"
+
+    @classmethod
+    def of(cls, model: str, step: Progress) -> "Loading":
+        """A step of ``models.prepare``."""
+        return cls(model, step.done, step.total, "downloading" if step.unit == "bytes" else "converting")
 
 
 @dataclass(frozen=True)
@@ -102,19 +108,25 @@ def end_of(events: Iterable[Event]) -> Finished:
 STAGES = ("Prefill", "Encode", "Decode", "Measure")
 
 
-def progress(event: Event) -> tuple[int, float]:
-    """The stage of STAGES an event is of, -1 before the first, and the part of that stage which is over."""
+def progress(event: Event) -> Progress:
+    """An event as bars and status lines show it, with the stage of STAGES it is of, none before the first."""
     match event:
-        case Loading():
-            return -1, 0.0
+        case Loading(total=0):
+            return Progress("Loading the model")
+        case Loading(done=done, total=total, doing=way):
+            return downloading(done, total) if way == "downloading" else converting(done, total)
         case Prefill(done=done, total=total):
-            return 0, done / max(1, total)
-        case Encoding(index=index, total=total):
-            return 1, index / max(1, total)
-        case Filling(done=done, total=total):
-            return 1, done / max(1, total)
-        case Step(done=done, total=total) | Replaying(done=done, total=total):
-            return 2, done / max(1, total)
+            return Progress("Prefill", done, total, "prompt tokens", STAGES[0])
+        case Encoding(label=label, index=index, total=total):
+            return Progress(f"Encoding the cache of {label}", index, total, stage=STAGES[1])
+        case Filling(labels=labels, done=done, total=total):
+            doing = f"Reading the prompt through the cache of {' and '.join(labels)}"
+            return Progress(doing, done, total, "tokens", STAGES[1])
+        case Step(done=done, total=total, batch=batch):
+            which = f", lanes {batch.start + 1} to {batch.stop} of {len(event.lanes)}" if batch else ""
+            return Progress(f"Decoding{which}", done, total, "tokens", STAGES[2])
+        case Replaying(done=done, total=total, layer=layer):
+            return Progress(f"Following the answer up to layer {layer}", done, total, "tokens", STAGES[2])
         case Summarizing():
-            return 3, 0.0
-    return 3, 1.0
+            return Progress("Measuring: spectra, errors and scores", stage=STAGES[3])
+    return Progress("Done", 1, 1, stage=STAGES[3])

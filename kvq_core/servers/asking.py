@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kvq_core.errors import SpecError
+from kvq_core.machine.progress import Progress
 from kvq_core.servers.dialects import Listed, Messages, Server, Tokens
 from kvq_core.servers.http import ServerError
 from kvq_core.servers.tops import Apart, Top
@@ -23,7 +24,7 @@ from kvq_core.studies.prompts import StudyPrompt
 PIECE, PIECES = 48, 8  # tokens at least and pieces at most of a prompt that is divided otherwise: it rounds otherwise
 WORST, BEFORE = 2, 12  # positions of a prompt that are told in their text, and tokens before them
 SAME_SERVER = 1e-5  # nats, or 3 floors: farther from what it answered before, it is another server
-Tell = Callable[[str], None]
+Tell = Callable[[Progress | str], None]  # a string is a notice
 
 
 class Baseline(Protocol):

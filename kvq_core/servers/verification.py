@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import Any
 
 from kvq_core.errors import KvqError, StoreError
+from kvq_core.machine.progress import Progress
 from kvq_core.record.beside import is_id, read_beside, write_beside
 from kvq_core.record.store import Store
 from kvq_core.servers.asking import Asked, Baseline, OtherServer, Tell, ask
@@ -43,7 +44,7 @@ def verify(server: Server, baseline: Baseline, request: ToVerify, tell: Tell) ->
     asked = []
     for one in ask(server, baseline, request.prompts, request.tokens, request.top, tell):
         asked.append(one)
-        tell(f"Asked {one.id}: {len(asked)} of {len(request.prompts)}")
+        tell(Progress("Asking", len(asked), len(request.prompts), "prompts"))
     lanes, unpredicted = _predicted(server, request, asked, tell)
     read = sum(each.read for each in asked)
     told = [each.reused for each in asked if each.reused is not None]

@@ -1,12 +1,13 @@
 """A study's cells: every model x prompt as one comparison with its own id, planned without any model's weights."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.machine.owner import demand_wanted
+from kvq_core.machine.progress import Progress, Report, unreported
 from kvq_core.models import LoadedModel, available_models, outline
 from kvq_core.pipeline.answer import check_reference
 from kvq_core.pipeline.assemble import id_of, place_of
@@ -89,10 +90,7 @@ class CellPlan:
         )
 
 
-Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, and how much there is
-
-
-def plan(spec: StudySpec, progress: Progress = lambda doing, done, total: None) -> CellPlan:
+def plan(spec: StudySpec, progress: Report = unreported) -> CellPlan:
     """The cells of a study, with the ids their runs have on this machine. Reads prompts and tokenizers, no weights.
 
     Raises KvqError where prompts cannot be read, or a model or lane cannot run here.
@@ -117,7 +115,7 @@ def plan(spec: StudySpec, progress: Progress = lambda doing, done, total: None) 
         for number, found in enumerate(_cells(model, titles[model.id], name, spec.comparison, prompts), 1):
             (cells if isinstance(found, Cell) else left).append(found)  # type: ignore[arg-type]
             if number % 100 == 0:
-                progress("Planning", at * len(prompts) + number, len(names) * len(prompts))
+                progress(Progress("Planning", at * len(prompts) + number, len(names) * len(prompts)))
     if not cells:
         raise SpecError(f"None of the prompts can be run. The first: {left[0].why}")
     return CellPlan(spec, prompts, tuple(cells), tuple(left), broken)

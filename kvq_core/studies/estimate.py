@@ -1,7 +1,6 @@
 """What a study will take, before it is started."""
 
-from dataclasses import asdict, dataclass
-from datetime import timedelta
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from kvq_core.machine.memory import free_bytes
 from kvq_core.models import outline
 from kvq_core.pipeline.estimate import estimate_on
+from kvq_core.pipeline.timings import Cost
 from kvq_core.record.beside import present_in
 from kvq_core.record.store import Store, open_store
 from kvq_core.studies.cells import Cell, CellPlan
@@ -21,34 +21,29 @@ _LOOKED_AT = 40  # cells of a model; the others are as they are
 
 @dataclass(frozen=True)
 class StudyEstimate:
-    """``todo``: cells that the store knows nothing of. ``seconds``: of them all on these workers of this machine, None
-    where no model was timed here; ``bytes``: the peak of all workers together."""
+    """``todo``: cells that the store knows nothing of; ``cost``: of them all on these workers of this machine, weights
+    included."""
 
     id: str
     cells: int
     todo: int
     left_out: int
     workers: int
-    seconds: float | None
-    bytes: int
+    cost: Cost
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        held = {name: value for name, value in vars(self).items() if name != "cost"}
+        return {**held, "seconds": self.cost.seconds, "bytes": self.cost.bytes}
 
     @property
     def sentence(self) -> str:
-        took = "a time that is not known before the first" if self.seconds is None else self._time
         out = f", {self.left_out} prompt{'s' * (self.left_out != 1)} left out" if self.left_out else ""
         if not self.todo:
             return f"study {self.id}: {self.cells} cells, all of them there{out}."
         return (
             f"study {self.id}: {self.cells} cells, {self.todo} of them to compute{out}; on {self.workers} "
-            f"worker{'s' * (self.workers != 1)} {took} and {self.bytes / 1e9:.2f} GB of memory."
+            f"worker{'s' * (self.workers != 1)} {self.cost.time} and {self.cost.bytes / 1e9:.2f} GB of memory."
         )
-
-    @property
-    def _time(self) -> str:
-        return f"about {timedelta(seconds=round(self.seconds or 0))}"
 
 
 def estimate(
@@ -72,7 +67,7 @@ def estimate(
             known &= each is not None
             seconds, most = seconds + (each or 0.0) * len(cells), max(most, peak)
     took = seconds / workers if known else None
-    return StudyEstimate(planned.id, len(own), len(todo), len(planned.left_out), workers, took, most * workers)
+    return StudyEstimate(planned.id, len(own), len(todo), len(planned.left_out), workers, Cost(took, most * workers))
 
 
 def workers_here(planned: CellPlan, store: Store | None = None) -> int:
@@ -82,7 +77,7 @@ def workers_here(planned: CellPlan, store: Store | None = None) -> int:
     if torch.cuda.is_available() or place.scheme == "memory":
         return 1
     told = estimate(planned, store=place)
-    fitting = int(SHARE * free_bytes() // max(1, told.bytes))
+    fitting = int(SHARE * free_bytes() // max(1, told.cost.bytes))
     return max(1, min(torch.get_num_threads(), told.todo, fitting))
 
 
@@ -91,5 +86,5 @@ def _of_model(cells: list[Cell]) -> tuple[float | None, int]:
     model = outline(cells[0].model, cells[0].spec.revision)
     looked = [*cells[:: max(1, len(cells) // _LOOKED_AT)], cells[-1]]
     found = [estimate_on(model, cell.spec) for cell in looked]
-    seconds = [each.seconds for each in found if each.seconds is not None]
+    seconds = [each.cost.seconds for each in found if each.cost.seconds is not None]
     return fmean(seconds) if seconds else None, max(each.bytes for each in found)

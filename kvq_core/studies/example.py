@@ -6,6 +6,7 @@
 import sys
 
 from kvq_core.errors import KvqError
+from kvq_core.machine.progress import calling
 from kvq_core.presets import FOLDER
 from kvq_core.record.beside import names
 from kvq_core.record.store import Store, open_store
@@ -49,7 +50,8 @@ def main() -> int:
     store, shipped = open_store(), packaged_studies()
     planned = plan(example_spec())
     workers = workers_here(planned, store)
-    result = run_plan(planned, store, workers=workers, progress=lambda *at: print(*at, file=sys.stderr))
+    report = calling(lambda *at: print(*at, file=sys.stderr))
+    result = run_plan(planned, store, workers=workers, progress=report)
     if result.done < len(planned.cells):
         print(next(iter(result.failed.values()), "not all cells are done"), file=sys.stderr)
         return 1

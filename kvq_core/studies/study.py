@@ -2,16 +2,17 @@
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from math import inf
 from statistics import median
 
 from kvq_core.errors import ModelError, StoreError
+from kvq_core.machine.progress import Progress, Report, calling, unreported
 from kvq_core.record.beside import present_in, url_of
 from kvq_core.record.store import Store, open_store
-from kvq_core.studies.cells import Cell, CellPlan, Progress, plan
+from kvq_core.studies.cells import Cell, CellPlan, plan
 from kvq_core.studies.executors import CellWork, Executor, InProcess, Outcome, Processes
 from kvq_core.studies.result import StudyResult
 from kvq_core.studies.rows import Row, keep_rows, knows_text, read_rows, rows_of
@@ -31,15 +32,16 @@ def study(
     workers: int = 1,
     shard: tuple[int, int] | None = None,
     executor: Executor | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> StudyResult:
     """Compute what is missing of a study, or of the ``shard`` (i, n) of its cells, and sum up what is there.
 
     ``store`` None: the one that KVQ_STORE names. Raises KvqError where prompts, models or lanes cannot be had, and
     StoreError where the store does not take a run; what was kept until then is there for the next time.
     """
-    planned = plan(spec, progress or _silent)
-    return run_plan(planned, store, workers=workers, shard=shard, executor=executor, progress=progress)
+    report = calling(progress)
+    planned = plan(spec, report)
+    return run_plan(planned, store, workers=workers, shard=shard, executor=executor, progress=report)
 
 
 def run_plan(
@@ -49,13 +51,13 @@ def run_plan(
     workers: int = 1,
     shard: tuple[int, int] | None = None,
     executor: Executor | None = None,
-    progress: Progress | None = None,
+    progress: Report = unreported,
 ) -> StudyResult:
     """``study`` of a plan that is made already."""
     place = open_store() if store is None else store
     if workers > 1 and place.scheme == "memory":
         raise StoreError("A store in memory is this process's alone; take workers = 1, or another store.")
-    going = _Going(planned, place, progress or _silent, shard)
+    going = _Going(planned, place, progress, shard)
     going.begin()
     try:
         own = planned.cells if shard is None else planned.shard(*shard)
@@ -71,14 +73,10 @@ def run_plan(
 
 def stored_study(planned: CellPlan, store: Store | None = None) -> StudyResult:
     """What the store holds of a study; nothing is computed."""
-    going = _Going(planned, open_store() if store is None else store, _silent)
+    going = _Going(planned, open_store() if store is None else store, unreported)
     going.begin()
     going.missing(planned.cells)
     return going.result()
-
-
-def _silent(doing: str, done: int, total: int) -> None:
-    """Tells nobody."""
 
 
 @dataclass
@@ -87,7 +85,7 @@ class _Going:
 
     plan: CellPlan
     store: Store
-    progress: Progress
+    progress: Report
     shard: tuple[int, int] | None = None
     rows: dict[Key, list[Row]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)  # by run
@@ -109,7 +107,7 @@ class _Going:
             if (cell.id not in there or not self._read(cell)) and (cell.id, cell.prompt.id) not in self.rows:
                 todo.setdefault(cell.id, cell)
             elif number % 20 == 0:
-                self.progress("Reading", number, len(without))
+                self.progress(Progress("Reading", number, len(without), "runs"))
         return list(todo.values())
 
     def _whole(self, cell: Cell) -> bool:
@@ -138,12 +136,12 @@ class _Going:
         if self.plan.spec.comparison.reference is not None:
             self._ask_reference(todo, executor)
         cells, done = {cell.id: cell for cell in todo}, own - len(todo)
-        self.progress("Computing", done, own)
+        self.progress(Progress("Computing", done, own, "runs"))
         with closing(executor.run(self._works(todo))) as outcomes:
             for outcome in outcomes:
                 self._take(cells[outcome.id], outcome)
                 done += 1
-                self.progress("Computing", done, own)
+                self.progress(Progress("Computing", done, own, "runs"))
                 self.keep(time.monotonic())
         self.missing(self.plan.cells)  # prompts that are asked twice have one run
 
@@ -154,7 +152,7 @@ class _Going:
             for number, outcome in enumerate(outcomes, 1):
                 if outcome.unfit is not None:
                     raise ModelError(outcome.unfit)
-                self.progress("Asking the reference", number, len(todo))
+                self.progress(Progress("Asking the reference", number, len(todo), "prompts"))
 
     def _works(self, todo: list[Cell], answer: bool = False) -> list[CellWork]:
         """Model by model, what takes longest first, lest it is begun when all others are done: long prompts, and

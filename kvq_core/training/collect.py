@@ -6,12 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvq_core.machine.progress import Progress, Report
 from kvq_core.methods.prompt import query_gram
 from kvq_core.models import LoadedModel
 from kvq_core.models.gradients import gradients
 from kvq_core.models.scoring import Scoring, causal_attention
-
-Progress = Callable[[str, int, int], None]  # what is being done, done, total
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class WeighedSamples:
 _Keep = Callable[[int, slice, Tensor, Tensor, Tensor], None]
 
 
-def collect(model: LoadedModel, sequences: list[list[int]], progress: Progress) -> Samples:
+def collect(model: LoadedModel, sequences: list[list[int]], report: Report) -> Samples:
     """Run the model on each sequence by itself and keep what its cache would hold, in order."""
     samples = Samples(*_empty(model, sequences))
     rope = model.rope(max(map(len, sequences)))
@@ -56,11 +55,11 @@ def collect(model: LoadedModel, sequences: list[list[int]], progress: Progress) 
         samples.keys[layer, :, now] = rope.on([layer]).unrotate(keys.float(), 0)[0].cpu()
         samples.values[layer, :, now] = values[0].cpu()
 
-    _read(model, sequences, progress, keep)
+    _read(model, sequences, report, keep)
     return samples
 
 
-def attended_samples(model: LoadedModel, sequences: list[list[int]], progress: Progress) -> AttendedSamples:
+def attended_samples(model: LoadedModel, sequences: list[list[int]], report: Report) -> AttendedSamples:
     """The same as attention reads it, with what reads it."""
     shape = model.shape
     gram = torch.zeros(shape.layers, shape.kv_heads, shape.head_dim, shape.head_dim, dtype=torch.float64)
@@ -70,12 +69,12 @@ def attended_samples(model: LoadedModel, sequences: list[list[int]], progress: P
         found.keys[layer, :, now], found.values[layer, :, now] = keys[0].cpu(), values[0].cpu()
         gram[layer] += query_gram(queries.float(), keys.shape[1])[0].cpu()
 
-    _read(model, sequences, progress, keep)
+    _read(model, sequences, report, keep)
     gram /= sum(map(len, sequences)) * shape.query_heads // shape.kv_heads
     return found
 
 
-def weighed_samples(model: LoadedModel, sequences: list[list[int]], progress: Progress) -> WeighedSamples:
+def weighed_samples(model: LoadedModel, sequences: list[list[int]], report: Report) -> WeighedSamples:
     """What ``collect`` keeps, with what each element matters to the texts' own loss."""
     keys, values = _empty(model, sequences)
     found = WeighedSamples(keys, values, *(torch.zeros(x.shape) for x in (keys, values)))
@@ -89,7 +88,7 @@ def weighed_samples(model: LoadedModel, sequences: list[list[int]], progress: Pr
             found.values[layer, :, now] = value.x.cpu()
             found.value_weights[layer, :, now] = value.gradient.float().square().cpu()
         done += len(ids)
-        progress("Reading text, and its gradients", done, sum(map(len, sequences)))
+        report(Progress("Reading text, and its gradients", done, sum(map(len, sequences)), "tokens"))
     return found
 
 
@@ -100,7 +99,7 @@ def _empty(model: LoadedModel, sequences: list[list[int]]) -> tuple[Tensor, Tens
     return torch.empty(size, dtype=torch.float16), torch.empty(size, dtype=torch.float16)
 
 
-def _read(model: LoadedModel, sequences: list[list[int]], progress: Progress, keep: _Keep) -> None:
+def _read(model: LoadedModel, sequences: list[list[int]], report: Report, keep: _Keep) -> None:
     done, total = 0, sum(map(len, sequences))
     for ids in sequences:
         now = slice(done, done + len(ids))
@@ -111,4 +110,4 @@ def _read(model: LoadedModel, sequences: list[list[int]], progress: Progress, ke
 
         model.checked(model.forward(torch.tensor([ids]), 0, attend, last_only=True))
         done += len(ids)
-        progress("Reading text", done, total)
+        report(Progress("Reading text", done, total, "tokens"))

@@ -8,8 +8,9 @@ import torch
 from kvq_kernels.rope_codebook import code_vectors, nearest_codes, split_pairs, stage_centres
 from torch import Tensor
 
+from kvq_core.machine.progress import Progress, Report
 from kvq_core.training.checkpoints import Checkpoints
-from kvq_core.training.collect import Progress, Samples
+from kvq_core.training.collect import Samples
 from kvq_core.training.em import EmSettings, train_stage
 
 EPS = 1e-6  # a zero key has no direction; the paper's code divides by its zero norm
@@ -53,7 +54,7 @@ class Residual:
 
 
 def train_keys(
-    train: Samples, held_out: Samples, plan: KeyPlan, checkpoints: Checkpoints, progress: Progress
+    train: Samples, held_out: Samples, plan: KeyPlan, checkpoints: Checkpoints, report: Report
 ) -> dict[str, Tensor]:
     """Train the stages of every layer. Each finished stage is a checkpoint, and is not trained again.
 
@@ -66,7 +67,7 @@ def train_keys(
     total = layers * plan.stages
 
     def tick() -> None:
-        progress("Training keys", len(steps), total)
+        report(Progress("Training keys", len(steps), total, "stages of all layers"))
 
     for layer in range(layers):
         keys, check = train.keys[layer].float(), held_out.keys[layer].float()

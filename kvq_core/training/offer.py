@@ -4,13 +4,13 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvq_core.codebooks.files import DEFAULT_NAME, CodebookInfo, Kind, codebooks
 from kvq_core.codebooks.lookup import CodebookNeed
 from kvq_core.errors import KvqError
-from kvq_core.machine.telling import telling
+from kvq_core.machine.progress import Progress, yielding
 from kvq_core.methods import ModelRef, ModelShape
 from kvq_core.models import LoadedModel, load, with_model
 from kvq_core.settings import settings
@@ -54,17 +54,6 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Training:
-    """While it goes on: what is being done, and ``share`` of everything. ``left`` in seconds, once it can be told."""
-
-    doing: str
-    done: int
-    total: int
-    share: float
-    left: float | None
-
-
-@dataclass(frozen=True)
 class TrainingResult:
     """The end: descriptions of the codebooks that are there now."""
 
@@ -99,7 +88,7 @@ def possible_here(spec: ComparisonSpec) -> bool:
     return _refusal() is None or not any(lane.lacks(model) for lane in spec.lanes)
 
 
-def train_missing(found: Offer) -> Generator[Training | TrainingResult]:
+def train_missing(found: Offer) -> Generator[Progress | TrainingResult]:
     """Train what was offered; the last event is Trained. Closing the generator stops within a step of the training and
     keeps what is finished: the next time goes on from there.
 
@@ -108,15 +97,15 @@ def train_missing(found: Offer) -> Generator[Training | TrainingResult]:
     if found.refusal:
         raise KvqError(found.refusal)
     model, whole = load(found.model, found.revision), _Whole(found.parts)
-    last = Training("Starting", 0, 1, 0.0, None)
-    with closing(telling(lambda tell: train_all(model, found.requests, tell), "training", TELL_S)) as steps:
+    last = Progress("Starting", share=0.0)
+    with closing(yielding(lambda report: train_all(model, found.requests, report), "training", TELL_S)) as steps:
         while True:
             try:
                 word = next(steps)
             except StopIteration as end:
                 yield TrainingResult(tuple(book.info for book in end.value))
                 return
-            last = last if word is None else whole.after(*word)
+            last = last if word is None else whole.after(word)
             yield last
 
 
@@ -128,18 +117,18 @@ class _Whole:
         self._index, self._doing, self._done, self._share = -1, "", 0, 0.0
         self._past: deque[tuple[float, float]] = deque()  # time, share
 
-    def after(self, doing: str, done: int, total: int) -> Training:
-        if doing != self._doing or done < self._done:
+    def after(self, at: Progress) -> Progress:
+        if at.doing != self._doing or at.done < self._done:
             self._index = min(self._index + 1, len(self._parts) - 1)
-        self._doing, self._done = doing, done
-        share = sum(self._parts[: self._index]) + self._parts[self._index] * done / max(1, total)
+        self._doing, self._done = at.doing, at.done
+        share = sum(self._parts[: self._index]) + self._parts[self._index] * at.part
         self._share = share = max(self._share, min(1.0, share / sum(self._parts)))
         now = time.monotonic()
         self._past.append((now, share))
         while now - self._past[0][0] > WINDOW_S:
             self._past.popleft()
         elapsed, gained = now - self._past[0][0], share - self._past[0][1]
-        return Training(doing, done, total, share, elapsed / gained * (1 - share) if gained > 0.01 else None)
+        return replace(at, share=share, left=elapsed / gained * (1 - share) if gained > 0.01 else None)
 
 
 def _requests(wanted: list[CodebookNeed], head_dim: int, train: int, held_out: int) -> list[Request]:

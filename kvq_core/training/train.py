@@ -5,7 +5,7 @@ import json
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,10 +25,11 @@ from kvq_core.codebooks.files import (
 )
 from kvq_core.codebooks.lookup import stages_for
 from kvq_core.errors import SpecError
+from kvq_core.machine.progress import Report
 from kvq_core.methods.formats.oscar import Oscar
 from kvq_core.models import LoadedModel
 from kvq_core.training.checkpoints import checkpoints
-from kvq_core.training.collect import Progress, Samples, attended_samples, collect, weighed_samples
+from kvq_core.training.collect import Samples, attended_samples, collect, weighed_samples
 from kvq_core.training.em import EmSettings
 from kvq_core.training.keys import KeyPlan, stage_name, train_keys
 from kvq_core.training.ranges import TOLD, fit_ranges
@@ -95,17 +96,17 @@ class Request:
         return " ".join(words)
 
 
-def train(model: LoadedModel, request: Request, progress: Progress, texts: Texts | None = None) -> list[Codebook]:
+def train(model: LoadedModel, request: Request, report: Report, texts: Texts | None = None) -> list[Codebook]:
     """Train and save what ``request`` asks for; interrupted, it goes on where it was when called again. ``texts`` are
     those of the request where they have been read already.
 
     Raises SpecError for too few tokens or a head that the groups do not tile, KvqError where the text cannot be read.
     """
-    return train_all(model, [request], progress, texts)
+    return train_all(model, [request], report, texts)
 
 
 def train_all(
-    model: LoadedModel, requests: Sequence[Request], progress: Progress, texts: Texts | None = None
+    model: LoadedModel, requests: Sequence[Request], report: Report, texts: Texts | None = None
 ) -> list[Codebook]:
     """``train`` for requests of the same text, tokens and seed, which the model reads once."""
     for request in requests:
@@ -123,10 +124,10 @@ def train_all(
         there = _there(draft)  # asked in turn: what was trained just now may serve the next request as well
         if there is None and draft.kind in ("rotations", "ranges"):
             calibrate = _rotations if draft.kind == "rotations" else _ranges
-            there = calibrate(model, draft, request, cut, progress)
+            there = calibrate(model, draft, request, cut, report)
         if there is None:
-            read = read or _read(model, cut, progress)
-            there = (_keys if draft.kind == "keys" else _values)(draft, request, *read, progress)
+            read = read or _read(model, cut, report)
+            there = (_keys if draft.kind == "keys" else _values)(draft, request, *read, report)
         made.append(there)
     return made
 
@@ -135,26 +136,25 @@ def _pairs(model: LoadedModel, request: Request) -> int:
     return request.pairs or model.shape.head_dim // 2
 
 
-def _read(model: LoadedModel, cut: Sequences, progress: Progress) -> tuple[Samples, Samples]:
+def _read(model: LoadedModel, cut: Sequences, report: Report) -> tuple[Samples, Samples]:
     """Samples to train on and samples held out; one progress for both."""
     first, second = (sum(map(len, part)) for part in (cut.train, cut.held_out))
-    kept = collect(model, cut.train, lambda doing, done, _: progress(doing, done, first + second))
-    return kept, collect(model, cut.held_out, lambda doing, done, _: progress(doing, first + done, first + second))
+    whole = first + second
+    kept = collect(model, cut.train, lambda now: report(replace(now, total=whole)))
+    return kept, collect(model, cut.held_out, lambda now: report(replace(now, done=first + now.done, total=whole)))
 
 
-def _rotations(
-    model: LoadedModel, draft: CodebookInfo, request: Request, cut: Sequences, progress: Progress
-) -> Codebook:
+def _rotations(model: LoadedModel, draft: CodebookInfo, request: Request, cut: Sequences, report: Report) -> Codebook:
     began = time.perf_counter()
-    kept, held_out = (attended_samples(model, part, progress) for part in (cut.train, cut.held_out))
+    kept, held_out = (attended_samples(model, part, report) for part in (cut.train, cut.held_out))
     tensors = fit_rotations(kept, held_out, request.target)
     seconds = torch.tensor([time.perf_counter() - began])  # most of it is reading
     return _finish(draft, {**tensors, "seconds": seconds})
 
 
-def _ranges(model: LoadedModel, draft: CodebookInfo, request: Request, cut: Sequences, progress: Progress) -> Codebook:
+def _ranges(model: LoadedModel, draft: CodebookInfo, request: Request, cut: Sequences, report: Report) -> Codebook:
     began = time.thread_time()  # which what else the machine does is no part of
-    kept, held_out = weighed_samples(model, cut.train, progress), collect(model, cut.held_out, progress)
+    kept, held_out = weighed_samples(model, cut.train, report), collect(model, cut.held_out, report)
     tensors = fit_ranges(kept, held_out, request.outlier_fraction)
     return _finish(draft, {**tensors, "seconds": torch.tensor([time.thread_time() - began])})
 
@@ -250,17 +250,17 @@ def _there(draft: CodebookInfo) -> Codebook | None:
     return next((book for book in done if (book.info.stages or 0) >= (draft.stages or 0)), None)
 
 
-def _keys(draft: CodebookInfo, request: Request, train: Samples, held_out: Samples, progress: Progress) -> Codebook:
+def _keys(draft: CodebookInfo, request: Request, train: Samples, held_out: Samples, report: Report) -> Codebook:
     assert draft.levels and draft.pairs_per_group and draft.stages
     plan = KeyPlan(draft.levels, draft.pairs_per_group, draft.stages, request.em, request.seed)
     with checkpoints(codebook_folder() / f"{draft.file_name}.{draft.digest}.partial", _known(draft)) as pieces:
-        return _finish(draft, train_keys(train, held_out, plan, pieces, progress))
+        return _finish(draft, train_keys(train, held_out, plan, pieces, report))
 
 
-def _values(draft: CodebookInfo, request: Request, train: Samples, held_out: Samples, progress: Progress) -> Codebook:
+def _values(draft: CodebookInfo, request: Request, train: Samples, held_out: Samples, report: Report) -> Codebook:
     plan = ValuePlan(request.bits, request.value_steps, request.seed)
     with checkpoints(codebook_folder() / f"{draft.file_name}.{draft.digest}.partial") as pieces:
-        return _finish(draft, train_values(train, held_out, plan, pieces, progress))
+        return _finish(draft, train_values(train, held_out, plan, pieces, report))
 
 
 def _known(draft: CodebookInfo) -> dict[str, dict[str, Tensor]]:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from kvq_core.codebooks.encoder import EPS, OPTIONS, Encoder, from_stored, to_stored
+from kvq_core.machine.progress import Progress, Report
 from kvq_core.training.checkpoints import Checkpoints
-from kvq_core.training.collect import Progress, Samples
+from kvq_core.training.collect import Samples
 
 _SHIFT = 3.0  # GELU(x + 3) is close to x + 3 for normalized x: the encoder starts linear
 
@@ -27,7 +28,7 @@ class ValuePlan:
 
 
 def train_values(
-    train: Samples, held_out: Samples, plan: ValuePlan, checkpoints: Checkpoints, progress: Progress
+    train: Samples, held_out: Samples, plan: ValuePlan, checkpoints: Checkpoints, report: Report
 ) -> dict[str, Tensor]:
     """Train every layer; each finished layer is a checkpoint. Returns to_stored's tensors with layers first, the
     relative squared errors train_error and held_out_error (layers,), measured through the stored weights, and the
@@ -36,7 +37,7 @@ def train_values(
     layers = train.values.shape[0]
 
     def tick() -> None:
-        progress("Training values", len(done), layers)
+        report(Progress("Training values", len(done), layers, "layers"))
 
     for layer in range(layers):
         name, began = f"layer{layer:03d}", time.perf_counter()

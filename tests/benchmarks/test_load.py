@@ -12,6 +12,7 @@ import pytest
 from benchmarks.load_visitors import Plan, Refused, Visit, Visitor, read_slowly
 from kvq_core.limits import limits
 from kvq_core.pipeline.estimate import Estimate
+from kvq_core.pipeline.timings import Cost
 from kvq_core.record.events import Finished, LaneProgress, Loading, Prefill, Step, Summarizing
 from kvq_core.record.store import open_store
 from ui.layout import build_ui
@@ -25,7 +26,7 @@ VISITORS, STEPS = 6, 12
 
 
 def estimate(spec) -> Estimate:
-    return Estimate(20, 8192, 0.5, 10**9, [], (), 84, 10**6, "cpu")
+    return Estimate(20, 8192, Cost(0.5, 10**6), 10**9, [], (), 84)
 
 
 class Engine:
@@ -113,7 +114,7 @@ async def crowd(address: str, held: threading.Event) -> tuple[list[Visit], Visit
 
     slow_page, book = await Visitor(address, plan).open(), Visitor(address, plan)
     slow = asyncio.create_task(read_slowly(address, plan, slow_page, over, prompt=prompt_of(99)))
-    stops = [None, "Step", None, "Waiting", None, None]
+    stops = [None, "Decoding", None, "Waiting", None, None]
     refused, *visits = await asyncio.gather(
         book.press_run(Visit(), prompt="x" * 10_000_000), *(one(number, stop) for number, stop in enumerate(stops))
     )

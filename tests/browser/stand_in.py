@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from kvq_core.pipeline.added import captures_of, spec_of
 from kvq_core.pipeline.estimate import Estimate
 from kvq_core.pipeline.layer_look import spec_of_look
-from kvq_core.pipeline.timings import Stages
+from kvq_core.pipeline.timings import Cost, Stages
 from kvq_core.pipeline.why import spec_of_why
 from kvq_core.record.events import Encoding, Event, Finished, LaneProgress, Loading, Prefill, Step
 from kvq_core.record.fields import Record
@@ -20,7 +20,7 @@ STEPS = 4
 
 
 def estimate(spec: ComparisonSpec) -> Estimate:
-    return Estimate(20, 8192, 40.0, 10**9, [], (), 84, 10**6, "cpu", 1, Stages(5.0, 5.0, 25.0, 5.0))
+    return Estimate(20, 8192, Cost(40.0, 10**6, Stages(5.0, 5.0, 25.0, 5.0)), 10**9, [], (), 84)
 
 
 class Engine:

@@ -51,7 +51,7 @@ def test_a_lane_is_tried_by_the_keyboard_joins_the_run_says_what_changed_and_is_
     page.locator("#act-layer-fp16").focus()
     page.keyboard.press("Enter")
     page.wait_for_selector("#act-status [data-act=cancel]")
-    assert page.locator("#act-status").inner_text().startswith("Step 1 of 4")
+    assert page.locator("#act-status").inner_text().startswith("Decoding: 1 of 4")
     engine.free.set()
     page.wait_for_selector("#act-tried [data-tried]")
     page.wait_for_function(f"{LEGEND} === 4")

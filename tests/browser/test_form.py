@@ -140,7 +140,7 @@ def test_a_lost_server_is_told_and_the_page_recovers(start_server, stop_server, 
     page.wait_for_selector("#lane-row-4")
     type_prompt(page, "Typed before")
     run(page)
-    wait_status(page, "Step 1")
+    wait_status(page, "Decoding: 1")
     stop_server(address)
     page.wait_for_selector("#away .notice.bad", timeout=60_000)
     assert "does not answer" in page.locator("#away").inner_text()

@@ -147,7 +147,7 @@ def test_the_run_of_an_empty_page_does_not_come_over_one_that_was_begun(quick, e
     unfold(page)
     page.locator("#prompt textarea").fill("Typed before")
     run(page)
-    wait_status(page, "Step 1")
+    wait_status(page, "Decoding: 1")
     free.set()
     assert drawn.wait(60)
     page.wait_for_timeout(1000)

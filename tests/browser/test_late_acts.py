@@ -127,7 +127,7 @@ def test_a_step_of_the_tour_comes_not_over_a_run_that_was_begun(quick, open_page
     engine.free.clear()
     page.locator("#prompt textarea").fill("Begun on the tour")
     run(page)
-    wait_status(page, "Step 1")
+    wait_status(page, "Decoding: 1")
     free.set()
     assert drawn.wait(60)
     page.wait_for_timeout(1000)

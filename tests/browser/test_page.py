@@ -54,11 +54,12 @@ def link_of_a_run(page) -> str:
     run(page)
     wait_status(page, "Done")
     seen = page.evaluate("window.__seen")
-    partial = [(words, lengths) for words, lengths in seen if words.startswith("Step") and lengths and lengths[0] > 0]
+    decoding = [at for at, (words, _) in enumerate(seen) if words.startswith("Decoding")]
+    partial = [seen[at] for at in decoding if seen[at][1] and seen[at][1][0] > 0]
     steps = [int(words.split()[1]) for words, _ in partial]
     assert len({tuple(lengths) for _, lengths in partial}) >= 3 and steps[0] < 18, seen
     # which of the stages before the first step is seen depends on how fast they are
-    before = [words for words, _ in seen[: next(i for i, (words, _) in enumerate(seen) if words.startswith("Step"))]]
+    before = [words for words, _ in seen[: decoding[0]]]
     assert any(words.startswith(("Starting", "Loading", "Prefill", "Encoding")) for words in before), seen
     page.wait_for_selector("#share textarea", state="attached")
     link = page.locator("#share textarea").input_value()

@@ -57,7 +57,7 @@ def test_a_run_shows_what_it_does_from_prefill_to_cancel(quick, engine, open_pag
     assert page.evaluate(NOW) == "Encode"
     assert answer(page, 1) == "Stores keys and values of the prompt" and "turn" in answer(page, 2)
     engine.stored.set()
-    wait_status(page, "Step 1 of 4")
+    wait_status(page, "Decoding: 1 of 4")
     assert page.evaluate(NOW) == "Decode" and answer(page, 1).strip() == "word"
     waiting = asking(open_page, quick, "Behind it")
     run(waiting)

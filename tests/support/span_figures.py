@@ -12,7 +12,7 @@ from kvq_core.analysis.free_text import FreeText, free_text
 from kvq_core.analysis.scored import At, Tail, tail
 from kvq_core.analysis.span import fp16_token_bytes, token_bits
 from kvq_core.analysis.verdict import Verdict, mean_interval, verdict_on
-from kvq_core.engine.drafting import tokens_a_step
+from kvq_core.pipeline.lane_metrics import tokens_a_step
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Metrics, Record
 from kvq_core.record.memory import Memory

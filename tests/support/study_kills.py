@@ -21,6 +21,7 @@ from unittest.mock import patch
 
 import psutil
 
+from kvq_core.machine.progress import Progress
 from kvq_core.models import load
 from kvq_core.record.beside import present_in
 from kvq_core.record.store import Store, open_store
@@ -124,12 +125,12 @@ def an_actor(planned: CellPlan, store: Store, cell: float, chance: random.Random
 
     kills = []
 
-    def progress(doing: str, done: int, total: int) -> None:
+    def progress(at: Progress) -> None:
         every = psutil.Process().children(recursive=True)
         actors = [process for process in every if process.name().startswith("ray::_Worker")]
-        if doing == "Computing" and actors and done < total:
+        if at.doing == "Computing" and actors and at.done < at.total:
             chance.choice(actors).kill()
-            kills.append(done)
+            kills.append(at.done)
 
     run_plan(planned, store, executor=RayActors(actors=2), progress=progress)
     return len(kills)

@@ -31,8 +31,8 @@ from ui.api.schemas import (
     LaneSpec,
     MethodInfo,
     PresetInfo,
-    Progress,
     RunInfo,
+    RunProgress,
     RunRecord,
     Spec,
 )
@@ -57,7 +57,7 @@ def create_api(services: Services, studies: Studies, decisions: Decisions) -> No
 
 
 def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
-    async def compare(spec: Spec, request: gr.Request) -> AsyncGenerator[Progress]:
+    async def compare(spec: Spec, request: gr.Request) -> AsyncGenerator[RunProgress]:
         """Run one prompt through a language model under its full-precision KV cache and under up to 64 quantized
         caches in the same pass, and report what each cache changes: the text, the next-token distributions, attention,
         and the bytes stored. Progress arrives while it runs; the last item holds the result with the id of the run.
@@ -73,7 +73,7 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
             async for update in paced(run_progress(services, asked, session, request), RUN_PACE_S):
                 yield update
 
-    async def add_lane(run: str, lane: LaneSpec, request: gr.Request, key: str = "") -> AsyncGenerator[Progress]:
+    async def add_lane(run: str, lane: LaneSpec, request: gr.Request, key: str = "") -> AsyncGenerator[RunProgress]:
         """Add one more quantized cache to a stored run: the reference's answer is followed again under it, and nothing
         else of the run is computed. Progress arrives while it runs; the last item holds the result, a run of its own
         with an id of its own, whose record names the run it was added to.
@@ -112,7 +112,7 @@ def _estimating(services: Services) -> tuple[Callable[..., Any], ...]:
                 model=comparison.model,
                 prompt_tokens=found.prompt_tokens,
                 context=found.context,
-                seconds=found.seconds,
+                seconds=found.cost.seconds,
                 bytes=found.bytes,
                 refusal=quote.refusal,
                 notes=notes,

@@ -121,7 +121,7 @@ class Result(TypedDict):
     unkept: str
 
 
-class Progress(TypedDict):
+class RunProgress(TypedDict):
     """How far a comparison is. ``done`` of ``total`` counts runs ahead, prompt tokens, lanes or new tokens; the last
     update has the stage "finished" and the result."""
 

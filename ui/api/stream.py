@@ -14,7 +14,7 @@ from kvq_core.models import with_model
 from kvq_core.record.events import Encoding, Event, Filling, Finished, Loading, Prefill, Replaying, Step, Summarizing
 from kvq_core.record.fields import Record
 from kvq_core.spec import ComparisonSpec, Lane
-from ui.api.schemas import LaneResult, LaneText, Progress, Result
+from ui.api.schemas import LaneResult, LaneText, Result, RunProgress
 from ui.service.access import key_for
 from ui.service.address import link
 from ui.service.jobs import Job, follow
@@ -25,7 +25,7 @@ from ui.words.answer import answer_line
 
 def run_progress(
     services: Services, spec: ComparisonSpec, session: str, request: gr.Request
-) -> AsyncGenerator[Progress]:
+) -> AsyncGenerator[RunProgress]:
     """Submit a comparison and tell how far it is, from its place in line to its result.
 
     ``session`` is what cancels it. Raises KvqError where it may not start, fails or is cancelled.
@@ -35,12 +35,12 @@ def run_progress(
 
 def added_progress(
     services: Services, parent: Record, lane: Lane, session: str, request: gr.Request
-) -> AsyncGenerator[Progress]:
+) -> AsyncGenerator[RunProgress]:
     """``run_progress`` of a lane that is added to a finished run."""
     return _told(services, lambda: services.extend(parent, lane, session, visitor(request)), request)
 
 
-async def _told(services: Services, submit: Callable[[], Job], request: gr.Request) -> AsyncGenerator[Progress]:
+async def _told(services: Services, submit: Callable[[], Job], request: gr.Request) -> AsyncGenerator[RunProgress]:
     job = await asyncio.to_thread(submit)
     services.jobs.watch(job.ticket)
     now = _waiting(services.line.place(job.ticket))
@@ -66,11 +66,11 @@ def _worth_telling(news: list[Event]) -> list[Event]:
     return [event for event in news[:-1] if isinstance(event, Step)][-1:] + news[-1:]
 
 
-def _waiting(place: LinePlace) -> Progress:
-    return Progress(stage="waiting", done=0, total=place.ahead, reference="", lanes=[], result=None)
+def _waiting(place: LinePlace) -> RunProgress:
+    return RunProgress(stage="waiting", done=0, total=place.ahead, reference="", lanes=[], result=None)
 
 
-def _after(now: Progress, event: Event) -> Progress:
+def _after(now: RunProgress, event: Event) -> RunProgress:
     """The progress once an event has happened; texts stay until newer ones arrive."""
     match event:
         case Loading(done=done, total=total):

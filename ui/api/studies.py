@@ -170,8 +170,8 @@ def _forecast(found: StudyQuote) -> StudyForecast:
         cells=told.cells,
         todo=told.todo,
         left_out=told.left_out,
-        seconds=told.seconds,
-        bytes=told.bytes,
+        seconds=told.cost.seconds,
+        bytes=told.cost.bytes,
         sentence=told.sentence,
         refusal=found.refusal,
     )

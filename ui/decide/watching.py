@@ -7,14 +7,13 @@ from typing import Any
 import gradio as gr
 
 from ui.decide.work import DecisionWork, Stage, waits
-from ui.html.status import line, notice, place_line
+from ui.html.status import line, notice, place_line, sentence
 from ui.panels.job_panel import JobPanel
 from ui.study.watching import doing_words, follow
 
 DECIDE = JobPanel(
     "decide", "Start", "Deciding", ("Cancelled", "warn", None, "What is done is kept; Go on computes what is left.")
 )
-WORDS = {"Computing": "Runs", "Scoring layers": "Scoring layers, passes"}
 
 
 async def updates(going: DecisionWork) -> AsyncGenerator[list[Any]]:
@@ -37,15 +36,10 @@ def stage_line(now: Stage) -> str:
     """The place in line, or what is being done and how much is left of it."""
     if (place := waits(now)) is not None:
         return place_line(place.ahead, place.seconds)
-    left = "" if now.left is None else f"About {timedelta(seconds=round(now.left))} left of this without waiting. "
-    named = WORDS.get(now.doing, now.doing)
-    if not now.total:
-        return line(named, done=0.0, detail=left)
-    said = f"{named}: {now.done:,} of {now.total:,} done" + (f", at {now.prompt}" if now.prompt else "")
+    at, said = now.now, sentence(now.now) + (f", at {now.prompt}" if now.prompt else "")
+    left = "" if at.left is None else f"About {timedelta(seconds=round(at.left))} left of this without waiting."
     after = "The answer below stands without layers so far." if now.decision is not None else ""
-    return line(
-        said, done=now.done / now.total, detail=" ".join(filter(None, [left.strip(), doing_words(now.beside), after]))
-    )
+    return line(said, done=at.part, detail=" ".join(filter(None, [left, doing_words(now.beside), after])))
 
 
 def end_line(going: DecisionWork) -> str:

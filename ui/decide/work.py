@@ -9,13 +9,15 @@ from typing import Any, TypeVar
 
 from kvq_core.errors import KvqError, StoreError
 from kvq_core.logs import log_error
+from kvq_core.machine.progress import Progress
+from kvq_core.pipeline.timings import Cost
 from kvq_core.recommend.decision import Decision, DecisionRequest, keep_decision
 from kvq_core.recommend.policies import ScoringBudget
 from kvq_core.recommend.recommend import DecisionMaker
 from kvq_core.settings import settings
 from kvq_core.studies.cells import CellPlan
 from kvq_core.studies.executors import CellWork, Outcome
-from ui.service.line import Cost, LinePlace
+from ui.service.line import LinePlace
 from ui.service.services import Services
 from ui.study.turns import SessionTurns, SessionWork, in_a_thread
 from ui.study.work import cell_in_turn, failure_words
@@ -25,15 +27,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Stage:
-    """What is being done, ``done`` of ``total`` parts of it; ``beside``: the place in line, or what a run is at;
-    ``left``: seconds of this stage, waiting not counted, None before its first part. ``decision``: the last one."""
+    """What goes on, with the seconds of this stage, waiting not counted, None before its first part; ``beside``: the
+    place in line, or what a run is at. ``decision``: the last one."""
 
-    doing: str = "Reading what is there"
-    done: int = 0
-    total: int = 0
+    now: Progress = Progress("Reading what is there", 0, 0)
     prompt: str = ""
     beside: Any = None
-    left: float | None = None
     decision: Decision | None = None
 
 
@@ -140,10 +139,10 @@ class DecisionWork:
     def _tell(self, beside: Any, prompt: str = "") -> None:
         self._stage = replace(self._stage, beside=beside, prompt=prompt)
 
-    def _progress(self, doing: str, done: int, total: int) -> None:
+    def _progress(self, now: Progress) -> None:
         took = self._turns.took
-        left = (total - done) * fmean(took) if took and 0 < done < total else None
-        self._stage = Stage(doing, done, total, left=left, decision=self._stage.decision)
+        left = (now.total - now.done) * fmean(took) if took and 0 < now.done < now.total else None
+        self._stage = Stage(replace(now, left=left), decision=self._stage.decision)
 
 
 class Decisions(SessionWork[DecisionWork]):

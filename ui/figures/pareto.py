@@ -1,14 +1,15 @@
-"""A study's lanes as KLD against bytes, each with its interval, and the Pareto front."""
+"""Mean KLD against bytes, each lane with its interval, and the front: of a study's lanes, and of a decision's."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import plotly.graph_objects as go
 
 from kvq_core.studies.result import StudyResult
 from ui.figures.base import INK, canvas, label_figure, of_lane
-from ui.figures.forest import hover_text, kld_edges, log_axis, scored_lanes, spread
+from ui.figures.forest import Line, hover_text, kld_edges, log_axis, scored_lanes, spread
 from ui.figures.rate import draw_front, front
 from ui.html.colors import REFERENCE, lane_color
 from ui.html.escape import plot_safe, shorten
@@ -41,42 +42,77 @@ SHARES = _Sizes("kv_ratio", 0.01, "% of the bytes", "bytes, % of an fp16 cache",
 WHOLE = _Sizes("total_bytes", 1e9, "GB", "weights and cache, GB", 0)
 
 
+@dataclass(frozen=True)
+class LanePoint:
+    """A lane: ``place`` on the axis of bytes, in its unit; ``line``: its mean KLD in nats and the ends of its interval,
+    as a study's lines have them; ``named``: whether its name is to stand beside it where names have room."""
+
+    place: float
+    line: Line
+    hover: str
+    marker: dict[str, Any]  # Plotly's: color, size, symbol
+    named: bool = True
+    thickness: float = 1.5  # px of the interval
+    meta: Any = None
+
+
+def kld_against_bytes(
+    points: Sequence[LanePoint], front: Sequence[tuple[float, float]], title: str, widest: float
+) -> go.Figure | None:
+    """Mean KLD over prompts with its interval against bytes, and the ``front`` of (bytes, KLD) as a line; the axis of
+    bytes, in the unit that its ``title`` says, reaches to ``widest``. None where no lane has a KLD above 0."""
+    if (edges := kld_edges([(0, point.line) for point in points])) is None:
+        return None
+    (low, high), figure = edges, canvas(HEIGHT, margin=MARGIN)
+    draw_front(figure, [(place, max(kld, low)) for place, kld in front])
+    dots = [(point.place / widest, max(point.line["kld_mean"], low)) for point in points]
+    for point, (_, kld) in zip(points, dots, strict=True):
+        error = {"color": point.marker["color"], "thickness": point.thickness, "width": 4}
+        figure.add_scatter(
+            x=[point.place],
+            y=[kld],
+            error_y={**spread(point.line, low), **error},
+            mode="markers",
+            cliponaxis=False,
+            marker=point.marker,
+            showlegend=False,
+            meta=point.meta,
+            hovertemplate=f"{point.hover}<extra></extra>",
+        )
+    held = [(*dot, point.line["label"]) for point, dot in zip(points, dots, strict=True) if point.named]
+    held = [each for each in held if len(points) <= NAMED or _has_room(each, dots, low, high)]
+    _labels(figure, held, widest, low, high)
+    figure.update_xaxes(title_text=title, range=[0, 1.04 * widest], zeroline=False)
+    figure.update_yaxes(title_text="mean KLD over prompts, nats", type="log", **log_axis(low, high))
+    return label_figure(figure, "Scatter: mean KLD over prompts against bytes, a point a lane with its 95 % interval")
+
+
 def pareto(result: StudyResult, model: str) -> go.Figure | None:
-    """Mean KLD over prompts against bytes as a share of an fp16 cache's; of files that are scored against the logits of
-    one reference all lanes of all files, against the bytes of weights and cache."""
+    """A study's lanes against bytes as a share of an fp16 cache's; of files that are scored against the logits of one
+    reference all lanes of all files, against the bytes of weights and cache."""
     sizes = WHOLE if result.one_reference else SHARES
     models = result.models if result.one_reference else [model]
     every = [held for each in models for held in scored_lanes(result, each)]
     found = [(at, line) for at, line in every if line[sizes.field] is not None]
-    if (edges := kld_edges(found)) is None:
-        return None
-    (low, high), figure = edges, canvas(HEIGHT, margin=MARGIN)
-    places = [(at, line[sizes.field] / sizes.scale, max(line["kld_mean"], low)) for at, (_, line) in enumerate(found)]
+    places = [(at, line[sizes.field] / sizes.scale, line["kld_mean"]) for at, (_, line) in enumerate(found)]
     best = front(places)
-    draw_front(figure, [(bytes, kld) for _, bytes, kld in best])
-    widest = max(sizes.least, *(bytes for _, bytes, _ in places))
     named = {place for place, *_ in best} if len(found) > NAMED else {place for place, *_ in places}
-    for (at, line), (_, bytes, kld) in zip(found, places, strict=True):
-        figure.add_scatter(
-            x=[bytes],
-            y=[kld],
-            error_y={**spread(line, low), "color": lane_color(at), "thickness": 1.5, "width": 4},
-            mode="markers",
-            cliponaxis=False,
-            marker={"size": 10, "color": lane_color(at), "symbol": SYMBOLS[models.index(line["model"]) % len(SYMBOLS)]},
-            showlegend=False,
+    points = [
+        LanePoint(
+            place,
+            line,
+            f"{hover_text(line)}<br>{significant(place, 3)} {sizes.unit}",
+            {"size": 10, "color": lane_color(at), "symbol": SYMBOLS[models.index(line["model"]) % len(SYMBOLS)]},
+            number in named,
             meta=of_lane(at),
-            hovertemplate=f"{hover_text(line)}<br>{significant(bytes, 3)} {sizes.unit}<extra></extra>",
         )
-    held = [(x / widest, y, line["label"]) for (_, line), (at, x, y) in zip(found, places, strict=True) if at in named]
-    dots = [(bytes / widest, kld) for _, bytes, kld in places]
-    held = [each for each in held if len(found) <= NAMED or _has_room(each, dots, low, high)]
-    _labels(figure, held, widest, low, high)
-    figure.update_xaxes(title_text=sizes.title, range=[0, 1.04 * widest], zeroline=False)
-    figure.update_yaxes(title_text="mean KLD over prompts, nats", type="log", **log_axis(low, high))
-    if len(models) > 1:
+        for (at, line), (number, place, _) in zip(found, places, strict=True)
+    ]
+    widest = max(sizes.least, *(place for _, place, _ in places), 0)
+    figure = kld_against_bytes(points, [(place, kld) for _, place, kld in best], sizes.title, widest)
+    if figure is not None and len(models) > 1:
         _files(figure, models)
-    return label_figure(figure, "Scatter: mean KLD over prompts against bytes, a point a lane with its 95 % interval")
+    return figure
 
 
 def _files(figure: go.Figure, models: Sequence[str]) -> None:

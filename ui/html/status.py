@@ -1,20 +1,14 @@
 """The status line: what is happening, in words."""
 
-from kvq_core.record.events import (
-    STAGES,
-    Encoding,
-    Event,
-    Filling,
-    Loading,
-    Prefill,
-    Replaying,
-    Step,
-    Summarizing,
-    progress,
-)
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvq_core.machine.progress import Progress
+from kvq_core.record.events import STAGES, Event, Finished, progress
 from ui.html.escape import safe
 from ui.html.numbers import plural
 
+LARGE = {"bytes": "MB", "weights": "million weights"}  # units of which there are millions
 DOES = {
     "Prefill": "reads the prompt once, for all lanes",
     "Encode": "each lane stores its keys and values",
@@ -25,11 +19,7 @@ DOES = {
 
 def line(text: str, tone: str = "busy", done: float | None = None, detail: str = "") -> str:
     """A sentence with an optional bar; ``tone`` is busy, done, warn or bad."""
-    bar = (
-        ""
-        if done is None
-        else f'<div class="meter"><span style="width:{100 * min(1.0, max(0.0, done)):.0f}%"></span></div>'
-    )
+    bar = "" if done is None else _meter(done)
     more = f"<small>{safe(detail)}</small>" if detail else ""
     return f'<div class="status {tone}" role="status"><div><b>{safe(text)}</b>{more}</div>{bar}</div>'
 
@@ -53,23 +43,26 @@ def waiting_line(seconds: int) -> str:
     return f"about {seconds} s" if seconds < 90 else f"about {round(seconds / 60):,} min"
 
 
+def sentence(now: Progress) -> str:
+    """``Prefill: 12 of 100 prompt tokens``; what is being done alone where nothing is counted."""
+    if not now.unit:
+        return now.doing
+    if now.unit in LARGE:
+        return f"{now.doing}: {now.done / 1e6:,.0f} of {now.total / 1e6:,.0f} {LARGE[now.unit]}"
+    return f"{now.doing}: {now.done:,} of {now.total:,} {now.unit}"
+
+
+def progress_line(now: Progress, stages: Sequence[str] = ()) -> str:
+    """The line of a job that goes on: what it does, the seconds that are left, and a bar, or one for each of its
+    ``stages``."""
+    left = "" if now.left is None else f'<small class="left" data-left="{now.left:.1f}">{left_line(now.left)}</small>'
+    bars = _stages(stages, now) if stages else _meter(now.part if now.share is None else now.share)
+    return f'<div class="status busy" role="status"><div><b>{safe(sentence(now))}</b>{left}</div>{bars}</div>'
+
+
 def event_line(event: Event, left: float | None = None) -> str | None:
-    """The line for a progress event, with the seconds that are ``left`` where they are known; None for the last one."""
-    said = _said(event)
-    if said is None:
-        return None
-    counted = "" if left is None else f'<small class="left" data-left="{left:.1f}">{left_line(left)}</small>'
-    stage, done = progress(event)
-    return f'<div class="status busy" role="status"><div><b>{safe(said)}</b>{counted}</div>{_stages(stage, done)}</div>'
-
-
-def event_words(event: Event) -> tuple[str, float] | None:
-    """What a run is doing, and the share of its stages that is done; None for the last event."""
-    said = _said(event)
-    if said is None:
-        return None
-    stage, done = progress(event)
-    return said, (stage + done) / len(STAGES)
+    """The line of a run's event, with the seconds that are ``left`` where they are known; None for the last one."""
+    return None if isinstance(event, Finished) else progress_line(replace(progress(event), left=left), STAGES)
 
 
 def left_line(seconds: float) -> str:
@@ -80,40 +73,20 @@ def left_line(seconds: float) -> str:
     return f"about {whole} s left" if whole < 90 else f"about {round(whole / 60)} min left"
 
 
-def _stages(stage: int, done: float) -> str:
+def _meter(part: float) -> str:
+    return f'<div class="meter"><span style="width:{100 * min(1.0, max(0.0, part)):.0f}%"></span></div>'
+
+
+def _stages(names: Sequence[str], now: Progress) -> str:
     """The stages of a run, each with its bar, and what it does."""
-    parts = []
-    for at, name in enumerate(STAGES):
-        state, part = ("done", 1.0) if at < stage else ("now", done) if at == stage else ("later", 0.0)
+    parts, stage = [], names.index(now.stage) if now.stage else -1
+    for at, name in enumerate(names):
+        state, part = ("done", 1.0) if at < stage else ("now", now.part) if at == stage else ("later", 0.0)
         parts.append(
             f'<li class="{state}"{" aria-current=step" * (state == "now")}><b>{name}</b><small>{DOES[name]}</small>'
             f'<span class="meter"><span style="width:{100 * min(1.0, part):.0f}%"></span></span></li>'
         )
     return f'<ol class="stages">{"".join(parts)}</ol>'
-
-
-def _said(event: Event) -> str | None:
-    match event:
-        case Loading(done=done, total=total, doing="downloading") if total:
-            return f"Downloading the model: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
-        case Loading(done=done, total=total) if total:
-            return f"Converting the model, once: {done / 1e6:,.0f} of {total / 1e6:,.0f} million weights"
-        case Loading():
-            return "Loading the model"
-        case Prefill(done=done, total=total):
-            return f"Prefill: {done:,} of {total:,} prompt tokens"
-        case Encoding(label=label):
-            return f"Encoding the cache of {label}"
-        case Filling(labels=labels, done=done, total=total):
-            return f"Reading the prompt through the cache of {' and '.join(labels)}: {done:,} of {total:,} tokens"
-        case Step(done=done, total=total, batch=batch):
-            which = f", lanes {batch.start + 1} to {batch.stop} of {len(event.lanes)}" if batch else ""
-            return f"Step {done:,} of {total:,}{which}"
-        case Replaying(done=done, total=total, layer=layer):
-            return f"Following the answer up to layer {layer}: {done:,} of {total:,} tokens"
-        case Summarizing():
-            return "Measuring: spectra, errors and scores"
-    return None
 
 
 def notice(title: str, text: str, advice: str = "", tone: str = "bad") -> str:

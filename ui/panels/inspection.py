@@ -9,15 +9,16 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from kvq_core.inspection.fits import fit_here
-from kvq_core.inspection.look import InspectionProgress, kept_inspection
+from kvq_core.inspection.look import kept_inspection
 from kvq_core.inspection.report import Inspection
+from kvq_core.machine.progress import Progress
 from kvq_core.settings import settings
 from kvq_core.spec import parse_lane
 from ui.form.lanes import append_lane
 from ui.form.lanes_panel import LanesPanel, redraw_lanes
 from ui.form.setup_panel import Setup
 from ui.html.inspection import look_html
-from ui.html.status import line, notice, place_line
+from ui.html.status import notice, place_line, progress_line
 from ui.panels.job_panel import JobPanel
 from ui.panels.mend import MendPanel, create_mend, offer_html, wire_mend
 from ui.service.jobs import Job
@@ -124,7 +125,7 @@ async def stream(
 
     def show(news: list[Any]) -> Iterator[list[Any]]:
         found.extend(event for event in news if isinstance(event, Inspection))
-        if isinstance(news[-1], InspectionProgress):
+        if isinstance(news[-1], Progress):
             yield [progress_line(news[-1]), *LOOKING.busy(), gr.skip()]
 
     async for update in LOOKING.updates(job, services, 1, show):
@@ -149,8 +150,3 @@ def _end(job: Job, found: list[Inspection], asked: tuple[str, str | None]) -> li
     error = LOOKING.failure(job)
     said = LOOKING.cancelled_line() if error is None else notice("The model cannot be looked at", error)
     return [said, *LOOKING.idle(), gr.skip()]
-
-
-def progress_line(event: InspectionProgress) -> str:
-    """The status line of an event."""
-    return line(event.doing, done=event.done / max(1, event.total))

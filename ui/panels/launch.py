@@ -93,7 +93,7 @@ def estimate_html(quote: Quote, new_tokens: int | None = None) -> str:
     """Tokens, time, memory; why it may not run here, what would not be quantized, and what makes the run slow.
     ``new_tokens``: those that are asked for, None of a continuation."""
     found = quote.estimate
-    time = "time not measured yet" if found.seconds is None else f"about {seconds(found.seconds)}"
+    time = "time not measured yet" if found.cost.seconds is None else f"about {seconds(found.cost.seconds)}"
     several = f"{found.batches} batches on one prefill"
     rows = f"{plural(len(found.lanes), 'lane')}, {several if found.batches > 1 else 'one pass'}"
     facts = (f"{found.prompt_tokens:,} prompt tokens", time, size(found.bytes), rows)

@@ -8,14 +8,14 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
+from kvq_core.machine.progress import Progress
 from kvq_core.packed.gpus import DecodeSpeed, MeasuredGpu, measured_gpus
-from kvq_core.packed.lanes import Begins, LaneMeasurement, MeasureRequest, Progress, SkippedLane, gpu, unquantized_bytes
+from kvq_core.packed.lanes import LaneMeasurement, MeasureRequest, SkippedLane, gpu, unquantized_bytes
 from kvq_core.packed.slow import chips, slow_methods
-from kvq_core.record.events import Loading
 from kvq_core.spec import parse_spec
 from ui.html.escape import safe
 from ui.html.numbers import ABSENT, percent
-from ui.html.status import event_line, line, notice, place_line
+from ui.html.status import line, notice, place_line, progress_line
 from ui.panels.job_panel import JobPanel
 from ui.service.jobs import Job
 from ui.service.services import SWIFT, Services, visitor
@@ -131,7 +131,8 @@ async def stream(
 
     def show(news: list[Any]) -> Iterator[list[Any]]:
         found.extend(event for event in news if isinstance(event, LaneMeasurement | SkippedLane))
-        yield [progress_line(news[-1]), *MEASURING.busy(), table(shown["run"], found, limits)]
+        status = progress_line(news[-1]) if isinstance(news[-1], Progress) else gr.skip()
+        yield [status, *MEASURING.busy(), table(shown["run"], found, limits)]
 
     async for update in MEASURING.updates(job, services, 1, show):
         yield update
@@ -154,15 +155,6 @@ def _end(job: Job) -> str:
         return MEASURING.cancelled_line()
     error = MEASURING.failure(job)
     return line("All lanes measured", "done") if error is None else notice("The lanes cannot be measured", error)
-
-
-def progress_line(event: Progress) -> Any:
-    """The status line of an event."""
-    if isinstance(event, Loading):
-        return event_line(event)
-    if isinstance(event, Begins):
-        return line(f"Measuring {event.label}: {event.index + 1} of {event.total}", done=event.index / event.total)
-    return gr.skip()
 
 
 def table(run: str, found: list[LaneMeasurement | SkippedLane], limits: list[str]) -> str:

@@ -13,10 +13,11 @@ import gradio as gr
 
 from kvq_core.errors import KvqError, ModelError
 from kvq_core.inspection.report import Inspection
+from kvq_core.machine.progress import Progress
 from kvq_core.settings import settings
 from ui.html.escape import safe
 from ui.html.numbers import significant
-from ui.html.status import line, notice, place_line
+from ui.html.status import line, notice, place_line, progress_line
 from ui.panels.job_panel import JobPanel
 from ui.service.jobs import Job
 from ui.service.services import QUIET, SWIFT, Services, visitor
@@ -126,10 +127,9 @@ async def stream(model: str, session: str, visitor: str, services: Services) -> 
     found: list[Mended] = []
 
     def show(news: list[Any]) -> Iterator[list[Any]]:
-        found.extend(event for event in news if not isinstance(event, tuple))
-        if isinstance(news[-1], tuple):
-            doing, done, total = news[-1]
-            yield [line(doing, done=done / max(1, total)), *MENDING.busy()]
+        found.extend(event for event in news if not isinstance(event, Progress))
+        if isinstance(news[-1], Progress):
+            yield [progress_line(news[-1]), *MENDING.busy()]
 
     async for update in MENDING.updates(job, services, 0, show):
         yield update

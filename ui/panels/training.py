@@ -8,17 +8,18 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
+from kvq_core.machine.progress import Progress
+from kvq_core.pipeline.timings import Cost
 from kvq_core.spec import parse_lane
-from kvq_core.training.offer import BUDGETS, Offer, Training, TrainingResult
+from kvq_core.training.offer import BUDGETS, Offer, TrainingResult
 from ui.form.lanes import LaneForm, to_spec
 from ui.form.lanes_panel import LanesPanel
 from ui.form.setup_panel import Setup
 from ui.html.escape import safe
 from ui.html.numbers import plural, significant, size
-from ui.html.status import line, notice, place_line
+from ui.html.status import line, notice, place_line, progress_line
 from ui.panels.job_panel import JobPanel
 from ui.service.jobs import Job
-from ui.service.line import Cost
 from ui.service.services import QUIET, SWIFT, Services, visitor
 from ui.service.streams import with_empty_end
 
@@ -30,7 +31,6 @@ TRAINING = JobPanel(
     inputs=1,
 )
 NO_TICKET: dict[str, Any] = {"id": None}
-UNITS = {"Reading text": "tokens", "Training keys": "stages of all layers", "Training values": "layers"}
 CHOICES = {"full": "{:,} tokens, as the shipped ones", "quick": "{:,} tokens: sooner done, larger errors"}
 
 
@@ -184,7 +184,7 @@ class TrainingRequest:
             partial(self._work, services), session, visitor, Cost(found.seconds if found is not None else 0.0)
         )
 
-    def _work(self, services: Services) -> Generator[Training | TrainingResult]:
+    def _work(self, services: Services) -> Generator[Progress | TrainingResult]:
         found = self.offer(services)  # another page, or the command, may have trained them meanwhile
         if found is not None:
             yield from services.train(found)
@@ -200,7 +200,7 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
     def show(news: list[Any]) -> Iterator[list[Any]]:
         nonlocal last
         if isinstance(news[-1], TrainingResult):
-            last = [progress_line(news[-1]), *TRAINING.idle()]
+            last = [trained_line(news[-1]), *TRAINING.idle()]
         else:
             yield [progress_line(news[-1]), *TRAINING.busy()]
 
@@ -215,17 +215,8 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
     yield last
 
 
-def progress_line(event: Training | TrainingResult) -> str:
-    """The line for an event."""
-    if isinstance(event, TrainingResult):
-        errors = (f"{book.kind} {significant(book.held_out_error[-1])}" for book in event.codebooks)
-        return line(
-            "Codebooks trained",
-            "done",
-            detail=f"Squared error on text held out: {', '.join(errors)}. Run uses them now.",
-        )
-    left = f", about {_about(event.left)} left" if event.left is not None else ""
-    words = event.doing
-    if event.doing in UNITS:
-        words += f": {event.done:,} of {event.total:,} {UNITS[event.doing]}"
-    return line(words, done=event.share, detail=f"{event.share:.0%}{left}")
+def trained_line(event: TrainingResult) -> str:
+    """The line for what was trained."""
+    errors = (f"{book.kind} {significant(book.held_out_error[-1])}" for book in event.codebooks)
+    detail = f"Squared error on text held out: {', '.join(errors)}. Run uses them now."
+    return line("Codebooks trained", "done", detail=detail)

@@ -33,7 +33,7 @@ def seconds(spec: ComparisonSpec, *others: Any) -> int:
     a search of the most that fits into memory."""
     if any(isinstance(other, MeasureRequest) and other.limits for other in others):
         return LONGEST_S
-    expected = estimate(spec).seconds
+    expected = estimate(spec).cost.seconds
     if expected is None:
         return USUAL_S
     return round(min(LONGEST_S, max(SHORTEST_S, STARTING_S + 2 * expected)))

@@ -57,10 +57,10 @@ class Admission:
         most = limits()
         tokens, lanes = found.tokens, len(spec.lanes)
         refusal = too_much_work(tokens, lanes)
-        free = room_for(found.run_bytes - self._line.bytes_at_work(), found.device) + self._line.bytes_at_work()
-        refusal = refusal or shortage(found.run_bytes, free, tokens, lanes)
+        free = room_for(found.cost.bytes - self._line.bytes_at_work(), found.device) + self._line.bytes_at_work()
+        refusal = refusal or shortage(found.cost.bytes, free, tokens, lanes)
         remark = None
-        if most.seconds is not None and found.seconds is not None and found.seconds > most.seconds:
+        if most.seconds is not None and found.cost.seconds is not None and found.cost.seconds > most.seconds:
             remark = f"A run is stopped after {seconds(most.seconds)} here: this one would hardly finish."
         return Quote(found, refusal, remark)
 
@@ -121,7 +121,7 @@ def too_much_work(tokens: int, lanes: int) -> str | None:
 
 def check_memory(found: Estimate, lanes: int) -> None:
     """When a run's turn has come: raises LimitError where the memory that is free now is not enough."""
-    if reason := shortage(found.run_bytes, room_for(found.run_bytes, found.device), found.tokens, lanes):
+    if reason := shortage(found.cost.bytes, room_for(found.cost.bytes, found.device), found.tokens, lanes):
         raise LimitError(reason)
 
 

@@ -15,9 +15,9 @@ from weakref import WeakValueDictionary
 from kvq_core.errors import LimitError
 from kvq_core.machine.memory import release_memory
 from kvq_core.machine.owner import owned
-from kvq_core.pipeline.timings import Stages
+from kvq_core.pipeline.timings import UNKNOWN_COST, Cost, Stages
 from kvq_core.record.events import Finished, Step
-from ui.service.line import UNKNOWN_COST, Cost, LinePlace, WaitingLine
+from ui.service.line import LinePlace, WaitingLine
 
 LOOK_S = 0.03  # how often a watcher looks for news of work that has begun
 WAIT_S = 0.2  # and whether it has begun

@@ -7,21 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from kvq_core.pipeline.timings import Stages
+from kvq_core.pipeline.timings import UNKNOWN_COST, Cost
 
 CHECK_S = 1.0  # how often a waiting ticket asks whether it is still wanted
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What work was estimated at; seconds None where that is not known."""
-
-    seconds: float | None = None
-    bytes: int = 0
-    stages: Stages | None = None  # of a run's seconds
-
-
-UNKNOWN_COST = Cost()
 
 
 @dataclass

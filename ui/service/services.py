@@ -9,27 +9,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvq_core.errors import StoreError
-from kvq_core.inspection.look import InspectionProgress, looking
+from kvq_core.inspection.look import looking
 from kvq_core.inspection.report import Inspection
 from kvq_core.limits import limits
 from kvq_core.machine import files
-from kvq_core.machine.telling import Told
+from kvq_core.machine.progress import Progress
+from kvq_core.packed.lanes import LaneMeasurement, SkippedLane, measure_spec
 from kvq_core.packed.lanes import MeasureRequest as Measuring
-from kvq_core.packed.lanes import Progress, measure_spec
 from kvq_core.pipeline.added import adding, captures_of, capturing, spec_of
 from kvq_core.pipeline.estimate import Estimate
 from kvq_core.pipeline.layer_look import look_held, looking_at, spec_of_look
+from kvq_core.pipeline.timings import UNKNOWN_COST, Cost
 from kvq_core.pipeline.why import asking_why, spec_of_why
 from kvq_core.record.events import Event, Finished
 from kvq_core.record.fields import Record
 from kvq_core.record.store import Store
 from kvq_core.settings import settings
 from kvq_core.spec import ComparisonSpec, Lane, parse_spec
-from kvq_core.training.offer import Offer, Training, TrainingResult, offer, train_missing
+from kvq_core.training.offer import Offer, TrainingResult, offer, train_missing
 from ui.service.admission import Admission, check_memory
 from ui.service.housekeeping import own_folder
 from ui.service.jobs import Job, Jobs, Work
-from ui.service.line import UNKNOWN_COST, Cost, WaitingLine
+from ui.service.line import WaitingLine
 from ui.service.records import RecordCache
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ LATEST = {**SWIFT, "trigger_mode": "always_last"}
 LANES = {**QUIET, "concurrency_limit": 1, "concurrency_id": "lanes", "trigger_mode": "multiple"}
 
 
-def _mending(request: "MendRequest") -> Generator["Told | Mended"]:
+def _mending(request: "MendRequest") -> Generator["Progress | Mended"]:
     from kvq_core.mend.mend import mending  # it loads gguf, which an app that starts does not
 
     yield from mending(request)
@@ -66,10 +67,10 @@ class Services:
     look_again: Callable[..., Generator[Event]] = looking_at
     capture: Callable[..., Generator[Event]] = capturing
     offer: Callable[..., Offer | None] = offer
-    train: Callable[[Offer], Generator[Training | TrainingResult]] = train_missing
-    measure: Callable[[ComparisonSpec, Measuring], Generator[Progress]] = measure_spec
-    look: Callable[..., Generator[InspectionProgress | Inspection]] = looking
-    mend: Callable[["MendRequest"], Generator["Told | Mended"]] = _mending
+    train: Callable[[Offer], Generator[Progress | TrainingResult]] = train_missing
+    measure: Callable[[ComparisonSpec, Measuring], Generator[Progress | LaneMeasurement | SkippedLane]] = measure_spec
+    look: Callable[..., Generator[Progress | Inspection]] = looking
+    mend: Callable[["MendRequest"], Generator["Progress | Mended"]] = _mending
     records: RecordCache = field(init=False)
     line: WaitingLine = field(default_factory=WaitingLine)
     jobs: Jobs = field(init=False)
@@ -124,8 +125,7 @@ class Services:
             check_memory(found, len(spec.lanes))
             yield from run()
 
-        cost = Cost(found.seconds, found.run_bytes, found.stages)
-        job = self.enter(work, session, visitor, cost, limits().seconds, aside)
+        job = self.enter(work, session, visitor, found.cost, limits().seconds, aside)
         if self.jobs.has_left(session, asked):  # closed while it was looked at: nobody was there to be forgotten yet
             self.jobs.forget(session)
         return job

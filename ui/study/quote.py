@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvq_core.errors import LimitError
+from kvq_core.pipeline.timings import Cost
 from kvq_core.record.store import Store
 from kvq_core.studies.cells import CellPlan, plan
 from kvq_core.studies.estimate import StudyEstimate, estimate
@@ -11,7 +12,6 @@ from kvq_core.studies.spec import StudySpec
 from ui.html.escape import safe
 from ui.html.numbers import plural
 from ui.service.admission import check_characters, check_lanes, check_prompts, too_much_work
-from ui.service.line import Cost
 
 MOST_TOLD = 5  # lines of a file that are told one by one
 
@@ -27,8 +27,8 @@ class StudyQuote:
     @property
     def cost(self) -> Cost:
         """Of a cell, for others in the line."""
-        found = self.estimate
-        return Cost(None if found.seconds is None else found.seconds / max(1, found.todo), found.bytes)
+        left, todo = self.estimate.cost, max(1, self.estimate.todo)
+        return Cost(None if left.seconds is None else left.seconds / todo, left.bytes)
 
 
 def quote(spec: StudySpec, store: Store) -> StudyQuote:

@@ -12,8 +12,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from kvq_core.errors import KvqError
 from kvq_core.limits import limits
 from kvq_core.machine.owner import owned
+from kvq_core.pipeline.timings import UNKNOWN_COST, Cost
 from ui.service.jobs import LOOK_S, PATIENCE_S, Job, Work
-from ui.service.line import UNKNOWN_COST, Cost, LinePlace
+from ui.service.line import LinePlace
 from ui.service.services import Services
 
 T = TypeVar("T")

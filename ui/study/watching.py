@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypeVar
 
 import gradio as gr
 
-from kvq_core.record.events import Event
-from ui.html.status import event_words, line, notice, place_line
+from kvq_core.record.events import Event, Finished, progress
+from ui.html.status import line, notice, place_line, sentence
 from ui.panels.job_panel import JobPanel
 from ui.service.line import LinePlace
 from ui.study.access import Results
@@ -85,8 +85,7 @@ def standing_line(now: StudyState, total: int) -> str:
 
 def doing_words(doing: Event | LinePlace | None) -> str:
     """What is done with the run at work."""
-    found = None if doing is None or isinstance(doing, LinePlace) else event_words(doing)
-    return "" if found is None else f"{found[0]}."
+    return "" if doing is None or isinstance(doing, LinePlace | Finished) else f"{sentence(progress(doing))}."
 
 
 def end_line(going: StudyWork, left: int) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvq_core.errors import KvqError, ModelError
 from kvq_core.logs import log_error
+from kvq_core.pipeline.timings import Cost
 from kvq_core.record.events import Event, Finished
 from kvq_core.studies.cells import Cell, CellPlan
 from kvq_core.studies.executors import CellWork, Outcome, outcome_of
@@ -15,7 +16,7 @@ from kvq_core.studies.result import StudyResult
 from kvq_core.studies.study import run_plan, stored_study
 from ui.html.status import unexpected_error
 from ui.service.admission import check_memory
-from ui.service.line import Cost, LinePlace
+from ui.service.line import LinePlace
 from ui.service.services import Services
 from ui.study.access import Results
 from ui.study.turns import SessionTurns, SessionWork, in_a_thread

@@ -10,10 +10,11 @@ import torch
 from kvq_core.errors import ModelError
 from kvq_core.machine import files
 from kvq_core.machine.memory import free_bytes
+from kvq_core.machine.progress import Progress
 from kvq_core.models import identity
 from kvq_core.models.gguf import weights
 from kvq_core.models.gguf.configuration import check_architecture, configuration, end_ids, refusal
-from kvq_core.models.gguf.folder import VERSION, WEIGHTS, ConversionStep, Steps, file_sha256
+from kvq_core.models.gguf.folder import VERSION, WEIGHTS, Steps, file_sha256
 from kvq_core.models.gguf.header import Header
 from kvq_core.models.gguf.vocabulary import check_vocabulary, tokenizer
 
@@ -82,7 +83,7 @@ def _check_room(header: Header, target: Path) -> None:
 
 def _fill(
     header: Header, model: Any, entries: dict[str, weights.TargetTensor], folder: Path, pre: str | None
-) -> Generator[ConversionStep, None, str]:
+) -> Generator[Progress, None, str]:
     """All files of a model, the last of which says what they came from; returns the sha256 of the weights."""
     tokenizer(header, pre).save_pretrained(folder)
     model.config.architectures, model.config.dtype = [type(model).__name__], torch.float32

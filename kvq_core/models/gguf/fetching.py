@@ -15,15 +15,16 @@ from urllib.request import getproxies, proxy_bypass
 
 from kvq_core.errors import ModelError
 from kvq_core.machine import files
+from kvq_core.machine.progress import Progress, downloading
 from kvq_core.models import identity
-from kvq_core.models.gguf.folder import WEIGHTS, ConversionStep, Steps
+from kvq_core.models.gguf.folder import WEIGHTS, Steps
 from kvq_core.settings import settings
 
 _ETAG = re.compile(r"[\w.-]{1,200}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")  # the etag of a large file is the hash of what it holds
 _TRIES = 5  # without a byte more, as the Hub's client has it
 _CONNECT = 5  # seconds that the Hub has to take a connection
-FetchedFile = Generator[ConversionStep, None, Path]
+FetchedFile = Generator[Progress, None, Path]
 
 
 def reachable() -> bool:
@@ -81,7 +82,7 @@ def fetched_weights(repo: str, revision: str | None, check: Callable[[], object]
         total, before = sum(told.size for told in tolds.values()), 0
         for name, told in tolds.items():
             for step in fetch(repo, name, revision):
-                yield ConversionStep(before + step.done, total, "downloading")
+                yield downloading(before + step.done, total)
             before += told.size
     except ModelError:
         raise
@@ -174,7 +175,7 @@ def _streamed(told: Any, file: Any) -> Steps:
             file.truncate(0)
         for chunk in response.iter_bytes(chunk_size=constants.DOWNLOAD_CHUNK_SIZE):
             file.write(chunk)
-            yield ConversionStep(file.tell(), told.size, "downloading")
+            yield downloading(file.tell(), told.size)
     if file.tell() != told.size:
         raise OSError(f"{file.tell():,} bytes came, and the Hub says {told.size:,}")
 

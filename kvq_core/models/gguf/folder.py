@@ -5,32 +5,21 @@ import hashlib
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import TypeVar
 
 from kvq_core.machine import files
+from kvq_core.machine.progress import Progress
 from kvq_core.models import identity
 
 VERSION = 1  # raised when a file would be converted into something else: what was converted before is done again
 WEIGHTS = "model.safetensors"
 
 
-class ConversionStep(NamedTuple):
-    """How far a model is on its way: weights that are converted so far, or bytes downloaded, and all of them."""
-
-    done: int
-    total: int
-    doing: Literal["converting", "downloading"] = "converting"
-
-    @property
-    def said(self) -> str:
-        return "Downloading the model" if self.doing == "downloading" else "Converting the model, once"
-
-
-Steps = Generator[ConversionStep, None, None]
+Steps = Generator[Progress, None, None]
 FoundFile = TypeVar("FoundFile")
 
 
-def last(steps: Generator[ConversionStep, None, FoundFile]) -> FoundFile:
+def last(steps: Generator[Progress, None, FoundFile]) -> FoundFile:
     """What steps lead to, without anybody who is told of them."""
     while True:
         try:

@@ -18,10 +18,10 @@ import gguf
 import numpy as np
 
 from kvq_core.errors import ModelError, excerpt
+from kvq_core.machine.progress import Progress, converting
 from kvq_core.models.gguf.configuration import refusal
 from kvq_core.models.gguf.families import FAMILIES
 from kvq_core.models.gguf.family import BLOCK, Family
-from kvq_core.models.gguf.folder import ConversionStep
 from kvq_core.models.gguf.header import Header, TensorEntry
 from kvq_core.models.gguf.scaling import FREQUENCIES
 
@@ -33,7 +33,7 @@ _PER_TOKEN = (
     "per_layer_token_embd.weight",
 )  # the largest tensors; nothing changes the order of their rows
 _CHUNK = 1 << 24  # weights of those that are dequantized at a time
-Written = Generator[ConversionStep, None, str]
+Written = Generator[Progress, None, str]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def write(header: Header, config: Any, entries: dict[str, TargetTensor], file: I
     for data, done in _pieces(header, config, entries):
         file.write(data)
         digest.update(data)
-        yield ConversionStep(done, total)
+        yield converting(done, total)
     return digest.hexdigest()
 
 

@@ -70,7 +70,7 @@ def small_paper():
 def small_board(smollm):
     short = setting().model_copy(update={"prompt_tokens": 128, "later_tokens": 16})
     said = []
-    board = measure_board(smollm, [small_paper()], short, lambda *step: said.append(step))
+    board = measure_board(smollm, [small_paper()], short, said.append)
     assert said
     return board
 

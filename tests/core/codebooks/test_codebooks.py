@@ -48,8 +48,8 @@ def test_a_trained_model_runs_a_lane(home, model):
     spec = ComparisonSpec(prompt="x", lanes=(Lane(method="commvq", knobs=knobs),))
     before = run_id(model, spec, [1])
     seen = []
-    books = train(model, SMALL, lambda *step: seen.append(step))
-    assert {doing for doing, *_ in seen} == {"Reading text", "Training keys", "Training values"}
+    books = train(model, SMALL, seen.append)
+    assert {at.doing for at in seen} == {"Reading text", "Training keys", "Training values"}
     assert not list((home / "codebooks").glob("*.partial"))
     assert run_id(model, spec, [1]) != before
     keys, values = (book.info for book in books)

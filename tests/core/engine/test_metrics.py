@@ -11,8 +11,8 @@ from scipy.special import rel_entr
 
 from kvq_core import make, roundtrip
 from kvq_core.engine.divergence import kl_divergence
-from kvq_core.engine.drafting import tokens_a_step
 from kvq_core.engine.fidelity import Fidelity, perplexity_block
+from kvq_core.pipeline.lane_metrics import tokens_a_step
 from kvq_core.record.memory import FULL_PRECISION
 
 

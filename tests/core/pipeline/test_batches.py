@@ -243,7 +243,7 @@ def test_no_noise_floor_is_no_run(model, monkeypatch):
 def test_an_estimate_knows_batches_and_that_memory_is_one_batchs(smollm, by_eight):
     few, many = (estimate(spec_of(count, capture={"detail": "off"})) for count in (8, 64))
     assert (few.batches, many.batches) == (1, 8)
-    assert many.run_bytes == few.run_bytes
+    assert many.cost.bytes == few.cost.bytes
 
 
 def test_the_time_of_one_batch_alone_is_remembered(model, monkeypatch, by_eight):

@@ -8,6 +8,7 @@ import torch
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.estimate import estimate
+from kvq_core.pipeline.timings import UNKNOWN_COST
 from kvq_core.record.events import Filling, Finished
 from kvq_core.spec import ComparisonSpec, parse_spec
 from tests.support.tiny_models import tiny
@@ -99,8 +100,8 @@ def test_the_estimate_counts_what_caches_read(smollm: object) -> None:
     through = estimate(spec_of(lanes=[TOKEN, {**TOKEN, "label": "two", "prefill": "64"}]))
     assert any(f"computes {through.prompt_tokens - 64:,} tokens more" in note for note in through.notes)
     assert not any("computes" in note for note in plain.notes)
-    assert replace(through, notes=(), seconds=None, stages=None, bytes=0, run_bytes=0, lanes=[]) == replace(
-        plain, notes=(), seconds=None, stages=None, bytes=0, run_bytes=0, lanes=[]
+    assert replace(through, notes=(), cost=UNKNOWN_COST, bytes=0, lanes=[]) == replace(
+        plain, notes=(), cost=UNKNOWN_COST, bytes=0, lanes=[]
     )
 
 

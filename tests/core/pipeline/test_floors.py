@@ -197,7 +197,7 @@ def test_two_threads_compute_what_each_does_alone(model: LoadedModel) -> None:
 
 @pytest.mark.slow
 def test_the_estimate_counts_the_pass_and_the_row(smollm: object) -> None:
-    assert estimate(spec_of()).run_bytes > estimate(spec_of("storage")).run_bytes
+    assert estimate(spec_of()).cost.bytes > estimate(spec_of("storage")).cost.bytes
 
 
 def with_kernel() -> tuple[kvq_core.Record, dict[str, torch.Tensor]]:

@@ -174,7 +174,7 @@ def test_estimate_agrees_with_what_happens(finished: Finished) -> None:
     for told, lane in zip(guess.lanes, finished.record.lanes, strict=True):
         held = lane.metrics.tokens_quantized
         assert max(told.key_tokens, told.value_tokens) >= held > 0 and told.warning is None
-    assert guess.seconds is not None and guess.seconds > 0 and guess.bytes > 5e8
+    assert guess.cost.seconds is not None and guess.cost.seconds > 0 and guess.bytes > 5e8
 
 
 def test_continuation_scores_given_text(stand_in) -> None:

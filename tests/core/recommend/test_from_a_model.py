@@ -118,7 +118,7 @@ def test_layers_are_tried_where_no_lane_will_do(model: str, store: Store, found:
     told: list[str] = []
     asked = {"context": 200, "tolerance": 0.8 * least, "store": store, "engine": "llama.cpp"}
     store, question = asked.pop("store"), DecisionRequest.of(**asked)
-    tell = {"store": store, "progress": lambda doing, done, total: told.append(doing)}
+    tell = {"store": store, "progress": lambda at: told.append(at.doing)}
     whole = decide(question, model=model, prompts=PROMPTS, **tell)
     better = whole.advice
     assert "Scoring layers" in told and better.prompts == 6, "the policy is run on prompts that were not scored"

@@ -11,12 +11,12 @@ import pytest
 from kvq_core.cli.layers import study_prompts
 from kvq_core.cli.main import main
 from kvq_core.errors import KvqError, SpecError
+from kvq_core.machine.progress import Progress
 from kvq_core.models import LoadedModel
 from kvq_core.recommend import sensitivity as kept
 from kvq_core.recommend.held_out import MeasuredPolicy, deployed_lanes, flags_of, verify
 from kvq_core.recommend.layer_plans import FP16, TOKENS, Candidate
 from kvq_core.recommend.sensitivity import (
-    ScoringProgress,
     Sensitivity,
     check_scores_model,
     followed_answer,
@@ -58,7 +58,7 @@ def model() -> LoadedModel:
 def scored(model: LoadedModel, texts: list[str] = TEXTS[:1]) -> tuple[Sensitivity, int]:
     """And how many comparisons it took."""
     *done, found = score_layers(model, [StudyPrompt(prompt=text) for text in texts], [Candidate.parse(NAME)])
-    assert isinstance(found, Sensitivity) and all(isinstance(each, ScoringProgress) for each in done)
+    assert isinstance(found, Sensitivity) and all(isinstance(each, Progress) for each in done)
     return found, len(done)
 
 
@@ -215,7 +215,7 @@ def test_the_command_says_what_is_missing(given: list[str], said: str, capsys: p
 def test_the_command_prints_scores_and_answers(
     model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("kvq_core.cli.layers._loaded", lambda id, bar: model)
+    monkeypatch.setattr("kvq_core.cli.bar.Bar.load", lambda bar, id: model)
     for name, text in zip(("scored.txt", "unseen.txt"), TEXTS, strict=True):
         (tmp_path / name).write_text(text)
     asked = ["--prompts", str(tmp_path / "scored.txt"), "--format", NAME]
@@ -243,7 +243,7 @@ def test_ctrl_c_says_that_scores_are_kept(
     def interrupted(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvq_core.cli.layers._loaded", interrupted)
+    monkeypatch.setattr("kvq_core.cli.bar.Bar.load", interrupted)
     (tmp_path / "scored.txt").write_text(TEXTS[0])
     assert main(["layers", "--prompts", str(tmp_path / "scored.txt"), "--format", NAME]) == 130
     assert "scores are kept, and the same command goes on from there" in capsys.readouterr().err

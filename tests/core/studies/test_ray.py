@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvq_core.errors import KvqError
+from kvq_core.machine.progress import Progress
 from kvq_core.record.store import open_store
 from kvq_core.studies.cells import plan
 from kvq_core.studies.ray_core import RayActors
@@ -52,8 +53,8 @@ def test_two_nodes_give_what_one_process_gives_though_one_is_lost(tmp_path, monk
     cluster = Cluster(initialize_head=True, head_node_args=head)
     lost = [cluster.add_node(num_cpus=1)]
 
-    def progress(doing: str, done: int, total: int) -> None:
-        if doing == "Computing" and done == 1 and lost:
+    def progress(at: Progress) -> None:
+        if at.doing == "Computing" and at.done == 1 and lost:
             cluster.remove_node(lost.pop(), allow_graceful=False)
 
     try:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvq_core.cli.main import main
+from kvq_core.machine.progress import Progress
 from kvq_core.pipeline.compare import compare
 from kvq_core.record.store import open_store
 from kvq_core.studies.cells import plan
@@ -41,8 +42,8 @@ def test_workers_give_what_one_process_gives_and_one_that_dies_loses_nothing(mod
     other = open_store(str(tmp_path / "other"))
     killed = []
 
-    def progress(doing: str, done: int, total: int) -> None:
-        if doing == "Computing" and done == 1 and not killed:
+    def progress(at: Progress) -> None:
+        if at.doing == "Computing" and at.done == 1 and not killed:
             import psutil
 
             workers = [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kvq_core.machine.progress import Progress
 from kvq_core.training.checkpoints import Checkpoints
 from kvq_core.training.em import EmSettings, train_stage
 from kvq_core.training.keys import KeyPlan, train_keys
@@ -36,8 +37,8 @@ def test_an_interrupted_training_goes_on_where_it_was(tmp_path, monkeypatch):
     plan = KeyPlan(4, 8, 3, EmSettings(steps=6), seed=0)
     whole = train_keys(data, fresh, plan, Checkpoints(tmp_path / "a"), QUIET)
 
-    def stop(doing: str, done: int, total: int) -> None:
-        if done == 4:
+    def stop(at: Progress) -> None:
+        if at.done == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

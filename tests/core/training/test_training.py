@@ -11,15 +11,16 @@ import torch
 
 from kvq_core.codebooks.files import codebook_folder, codebooks
 from kvq_core.errors import KvqError, MethodError, SpecError
+from kvq_core.machine.progress import Progress
 from kvq_core.methods import Method, Prompt, make, methods
 from kvq_core.spec import Lane
 from kvq_core.training import offer as training
 from kvq_core.training.em import EmSettings, train_stage
-from kvq_core.training.offer import Offer, Training, TrainingResult, offer, train_missing
+from kvq_core.training.offer import Offer, TrainingResult, offer, train_missing
 from kvq_core.training.texts import Texts
 from tests.support.codebook_samples import Letters
 from tests.support.tiny_models import tiny
-from ui.panels.training import TrainingRequest, offer_html, offer_updates, progress_line, stream
+from ui.panels.training import TrainingRequest, offer_html, offer_updates, stream
 from ui.service.services import Services
 
 KNOBS = {"levels": 4, "stages": 2, "codebooks": "mine"}
@@ -91,7 +92,7 @@ def test_training_tells_how_far_it_is_and_the_lane_can_run(model, monkeypatch):
     found = asked(lane())
     *progress, last = train_missing(found)
     assert isinstance(last, TrainingResult) and [book.kind for book in last.codebooks] == ["keys", "values"]
-    shares = [event.share for event in progress if isinstance(event, Training)]
+    shares = [event.share for event in progress if isinstance(event, Progress)]
     assert shares == sorted(shares) and len(set(shares)) > 3 and shares[-1] <= 1
     assert {"Training keys", "Training values"} <= {event.doing for event in progress}
     assert offer("tiny-llama", None, [lane()]) is None and not list(codebook_folder().glob("*.partial"))
@@ -105,7 +106,7 @@ def test_a_cancelled_training_goes_on_where_it_stopped(monkeypatch):
     monkeypatch.setattr(training, "TELL_S", 0.001)
     events = train_missing(asked(lane()))
     for event in events:
-        if isinstance(event, Training) and event.doing == "Training keys" and event.done >= 2:
+        if isinstance(event, Progress) and event.doing == "Training keys" and event.done >= 2:
             break
     events.close()
     assert "training" not in [thread.name for thread in threading.enumerate()]
@@ -178,14 +179,19 @@ def test_a_page_that_gives_up_stops_the_training():
         try:
             while True:
                 time.sleep(0.01)
-                yield Training("Training keys", 1, 2, 0.5, 90.0)
+                yield Progress("Training keys", 1, 2, "stages", share=0.5, left=90.0)
         finally:
             closed.append(found)
 
     page = services(endless)
     begun = start(page)
     updates = updates_of(page, begun, lambda update: page.jobs.forget("someone"))
-    assert "50%, about 2 min left" in updates[0][0] and "Training cancelled" in updates[-1][0] and len(closed) == 1
+    assert (
+        "about 2 min left" in updates[0][0]
+        and "width:50%" in updates[0][0]
+        and "Training cancelled" in updates[-1][0]
+        and len(closed) == 1
+    )
     assert updates_of(page, begun) == [] and len(closed) == 1  # watched once
     begun = start(page)
     page.jobs.forget("someone")
@@ -212,7 +218,6 @@ def test_errors_are_told_where_the_person_is():
     page = services(impossible)
     (update,) = updates_of(page, start(page))
     assert "no &lt;i&gt;text" in update[0] and update[2]["interactive"]
-    assert "about" not in progress_line(Training("Reading text", 1, 2, 0.01, None))
 
 
 def test_a_shared_instance_takes_no_training_into_the_line(monkeypatch):

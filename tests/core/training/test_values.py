@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kvq_core.codebooks.encoder import from_stored, to_stored
+from kvq_core.machine.progress import Progress
 from kvq_core.training.checkpoints import Checkpoints
 from kvq_core.training.values import ValuePlan, error, start, train_layer, train_values
 from tests.support.codebook_samples import QUIET, samples
@@ -35,8 +36,8 @@ def test_value_training_resumes_and_reports_the_codecs_error(tmp_path, monkeypat
 
     data, fresh, plan = samples(400, 1), samples(200, 2), ValuePlan(1, steps=30, seed=0)
 
-    def stop(doing: str, done: int, total: int) -> None:
-        if done:
+    def stop(at: Progress) -> None:
+        if at.done:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvq_core.errors import KvqError, StoreError
+from kvq_core.machine.progress import Progress
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.estimate import estimate
 from kvq_core.presets import bundle_lanes
@@ -131,7 +132,7 @@ def test_layers_are_tried_where_no_lane_will_do_and_the_map_is_drawn(place, mode
     found = going.decision
     assert found.grounds.scores and found.grounds.scored == 6
     assert found.grounds.policy is not None or "none is predicted to hold" in found.advice.warnings[-1]
-    assert any("Scoring layers, passes" in each for each in told)
+    assert any("Scoring layers: " in each for each in told)
     assert any("stands without layers so far" in each for each in told), "the study's answer comes first"
     page = layers_html(found.grounds)
     assert page.count("data-cell=") == len(found.grounds.scores) and found.grounds.scores_id in page
@@ -161,13 +162,13 @@ def test_turns_are_taken_with_another_visitors_run(place, model):
 @pytest.mark.slow
 def test_what_is_cancelled_is_kept_and_goes_on(place, model):
     going = begin(place, form(model))
-    until(lambda: going.standing().done >= 2)
+    until(lambda: going.standing().now.done >= 2)
     going.stop()
     watched(going)
     assert going.cancelled and going.failure() is None and "Cancelled" in end_line(going)
     before = len(place.engine.asked)
     again = watched(begin(place, form(model)))
-    assert again.decision.advice.prompts == 12 and len(place.engine.asked) == 12 + (before - going.standing().done)
+    assert again.decision.advice.prompts == 12 and len(place.engine.asked) == 12 + (before - going.standing().now.done)
 
 
 @pytest.mark.slow
@@ -288,8 +289,8 @@ def test_what_fits_is_told_before_anything_is_run(model):
 
 def test_stages_tell_the_place_in_line_and_what_is_left():
     assert "2 runs ahead" in stage_line(Stage(beside=LinePlace(2, 40)))
-    told = stage_line(Stage("Computing", 3, 12, prompt="p4", left=65.0))
-    assert "Runs: 3 of 12 done, at p4" in told and "0:01:05 left" in told and "width:25%" in told
+    told = stage_line(Stage(Progress("Computing", 3, 12, "runs", left=65.0), prompt="p4"))
+    assert "Computing: 3 of 12 runs, at p4" in told and "0:01:05 left" in told and "width:25%" in told
 
 
 @pytest.mark.slow

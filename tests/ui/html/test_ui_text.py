@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from kvq_core.errors import StoreError
+from kvq_core.machine.progress import Progress
 from kvq_core.pipeline.estimate import Estimate, LaneEstimate
 from kvq_core.pipeline.examples import example_ids, packaged_store
+from kvq_core.pipeline.timings import UNKNOWN_COST
 from kvq_core.record.events import LaneProgress, Step
 from kvq_core.spec import parse_spec
 from tests.support.ui_record_factory import make_run
@@ -17,7 +19,7 @@ from ui.html.escape import SHADES, lane_tokens, safe, shade, strip, token
 from ui.html.numbers import bits, join_words, percent, seconds, significant, size
 from ui.html.pieces import spans
 from ui.html.reading import reading_html
-from ui.html.status import line, notice
+from ui.html.status import line, notice, progress_line, sentence
 from ui.panels.answer import answer_html
 from ui.panels.history import history_html, remember
 from ui.panels.launch import estimate_html
@@ -139,7 +141,7 @@ def test_history_keeps_the_newest_first_and_once():
 
 def test_estimate_says_what_would_not_be_quantized():
     lane = LaneEstimate("KIVI", 0, 0, 20, "KIVI would quantize nothing: all 20 tokens fit.")
-    html = estimate_html(Quote(Estimate(20, 8192, None, 900_000_000, [lane]), "Too large here.", None))
+    html = estimate_html(Quote(Estimate(20, 8192, UNKNOWN_COST, 900_000_000, [lane]), "Too large here.", None))
     assert (
         "20 prompt tokens" in html
         and "not measured yet" in html
@@ -151,7 +153,9 @@ def test_estimate_says_what_would_not_be_quantized():
 
 def test_formats_that_would_quantize_nothing_are_one_warning_with_a_way_out():
     short = [LaneEstimate(f"q4 {n}", 0, 0, 100, f"q4 {n} would quantize nothing.", 133 + n % 2) for n in range(8)]
-    quote = Quote(Estimate(36, 8192, None, 900_000_000, [LaneEstimate("KIVI", 64, 64, 100, None), *short]), None, None)
+    quote = Quote(
+        Estimate(36, 8192, UNKNOWN_COST, 900_000_000, [LaneEstimate("KIVI", 64, 64, 100, None), *short]), None, None
+    )
     html = estimate_html(quote, 64)
     assert html.count('class="warning"') == 1 and "8 formats would quantize nothing" in html and "It takes 134." in html
     assert 'data-new-tokens="98"' in html and "Generate 98 tokens" in html
@@ -216,3 +220,11 @@ def test_the_answers_percent_sign_is_on_the_line_of_its_number():
 def test_the_caches_picture_is_told_for_both_grounds():
     said = reading_html(*make_run(lanes=2), 0, 0)
     assert "stand out" in said and "darker" not in said
+
+
+def test_a_job_has_one_line_with_numbers_where_they_have_a_unit():
+    words = progress_line(Progress("Measuring <i>kivi", 1, 4, "lanes", left=120.0))
+    assert "Measuring &lt;i&gt;kivi: 1 of 4 lanes" in words and "width:25%" in words and "about 2 min left" in words
+    words = progress_line(Progress("Weighing", 1, 4, share=0.5))
+    assert "<b>Weighing</b>" in words and "width:50%" in words and "left" not in words
+    assert sentence(Progress("Downloading", 120_000_000, 630_000_000, "bytes")) == "Downloading: 120 of 630 MB"

@@ -84,7 +84,7 @@ def test_a_stream_shows_the_cards_of_the_lanes_that_decode_now():
     step = Step(20, 72, ["a"], lanes, range(16, 24))
     board.show(step)
     assert board.html.count('class="card answer') == 9 and "Lane 16" in board.html and "Lane 24" not in board.html
-    assert "Step 20 of 72, lanes 17 to 24 of 64" in event_line(step)
+    assert "Decoding, lanes 17 to 24 of 64: 20 of 72 tokens" in event_line(step)
 
 
 @pytest.mark.slow

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from kvq_core.errors import ModelError
+from kvq_core.machine.progress import Progress
 from kvq_core.packed import MeasureRequest, measure
 from kvq_core.packed.gpus import CHANGED, DecodeSpeed, MeasuredGpu, measured_gpus
-from kvq_core.packed.lanes import Begins, SkippedLane, measure_spec
+from kvq_core.packed.lanes import SkippedLane, measure_spec
 from kvq_core.packed.slow import chips, slow_methods
-from kvq_core.record.events import Loading
 from kvq_core.record.store import open_store
 from kvq_core.spec import ComparisonSpec, Lane
 from tests.support.tiny_models import prompt_ids, tiny
@@ -21,7 +21,6 @@ from ui.panels import measure as panel
 from ui.service.services import Services
 
 STATUS, LIMITS, BUTTON, CANCEL, TABLE = range(5)
-SKIPPED = gr.skip()
 
 
 @pytest.fixture
@@ -133,9 +132,9 @@ def test_the_lanes_of_the_run_shown_are_measured_in_turn(services, sample_run):
     def work(spec, request):
         assert spec.prompt == sample_run()[0].spec["prompt"]
         assert request.new_tokens == panel.NEW_TOKENS and request.limits == ("context", "batch")
-        yield Loading("m")
+        yield Progress("Loading the model")
         for index, one in enumerate(found):
-            yield Begins(one.label, index, 2)
+            yield Progress(f"Measuring {one.label}", index, 2, "lanes")
             yield one.model_copy(update={"limits": {"context": 2048, "batch": 8}})
 
     services.measure = work
@@ -145,13 +144,6 @@ def test_the_lanes_of_the_run_shown_are_measured_in_turn(services, sample_run):
     assert "All lanes measured" in last[STATUS] and last[TABLE].count("<tr>") == 3 and "&lt;i&gt;kivi" in last[TABLE]
     assert last[LIMITS]["interactive"] and last[BUTTON]["value"] == "Measure" and not last[CANCEL]["visible"]
     assert services.line.count() == 0  # the ticket was given back
-
-
-def test_every_event_has_its_words():
-    assert "Loading the model" in panel.progress_line(Loading("m"))
-    words = panel.progress_line(Begins("<i>kivi", 1, 4))
-    assert "Measuring &lt;i&gt;kivi: 2 of 4" in words and "width:25%" in words
-    assert panel.progress_line(SkippedLane("kivi", "why")) == SKIPPED  # the line of the lane stays
 
 
 def test_it_can_be_cancelled_and_what_was_measured_stays(services):
@@ -200,12 +192,13 @@ def test_a_lane_that_does_not_fit_is_left_out_and_the_next_is_measured(monkeypat
     monkeypatch.setattr("kvq_core.packed.lanes.measure", full)
     lanes = [Lane(label="large", method="kivi"), Lane(label="small", method="kivi")]
     spec = ComparisonSpec(prompt="Name a tree.", max_new_tokens=2, lanes=lanes)
-    events = [event for event in measure_spec(spec, MeasureRequest(new_tokens=3)) if not isinstance(event, Loading)]
-    begun, found = events[::2], events[1::2]
-    assert [(event.label, event.index, event.total) for event in begun] == [
-        ("unquantized, float32", 0, 3),
-        ("large", 1, 3),
-        ("small", 2, 3),
+    events = list(measure_spec(spec, MeasureRequest(new_tokens=3)))
+    begun = [event for event in events if isinstance(event, Progress) and event.unit == "lanes"]
+    found = [event for event in events if not isinstance(event, Progress)]
+    assert [(event.doing, event.done, event.total) for event in begun] == [
+        ("Measuring unquantized, float32", 0, 3),
+        ("Measuring large", 1, 3),
+        ("Measuring small", 2, 3),
     ]
     assert [isinstance(one, SkippedLane) for one in found] == [True, True, False] and "memory ran out" in found[
         0

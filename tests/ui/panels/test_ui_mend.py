@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvq_core.errors import ModelError
+from kvq_core.machine.progress import Progress
 from kvq_core.mend.mend import MendRequest
 from kvq_core.record.store import open_store
 from kvq_core.settings import settings
@@ -49,7 +50,7 @@ def updates(model: Path, mend: Any = None) -> list[list[Any]]:
 
 def told(file: Path, written: bool) -> str:
     def mend(request: MendRequest):  # type: ignore[no-untyped-def]
-        yield "Choosing scales", 1, 4
+        yield Progress("Choosing scales", 1, 4)
         if written and request.out is not None:
             request.out.write_bytes(b"GGUF")
         yield Found(request, written)
@@ -99,7 +100,7 @@ def test_where_nothing_was_gained_it_says_why_and_there_is_no_file(file: Path) -
 
 def test_a_failure_is_one_notice(file: Path) -> None:
     def mend(request: MendRequest):  # type: ignore[no-untyped-def]
-        yield "Loading the model", 0, 1
+        yield Progress("Loading the model", 0, 1)
         raise ModelError("m.gguf is mended already.")
 
     html = str(updates(file, mend)[-1][0])

@@ -11,12 +11,13 @@ import ui.api.studies
 from kvq_core.errors import KvqError, LimitError, SpecError
 from kvq_core.limits import VARIABLES, Limits, limits
 from kvq_core.pipeline.estimate import Estimate, estimate
+from kvq_core.pipeline.timings import Cost
 from kvq_core.presets import parse_placed, presets
 from kvq_core.spec import parse_spec
 from kvq_core.studies.sources import PromptSource
 from ui.form.setup_panel import possible
 from ui.service.admission import Admission, check_plain, check_prompts, checked_cache_at
-from ui.service.line import Cost, WaitingLine
+from ui.service.line import WaitingLine
 from ui.service.services import Services, visitor
 
 LANES = [{"method": "kivi"}, {"method": "per_token"}]
@@ -27,7 +28,7 @@ def spec(prompt: str = "hello", **more):
 
 
 def estimated(tokens: int = 100, run_bytes: int = 0, seconds: float | None = 2.0):
-    return lambda spec: Estimate(tokens - 10, 8192, seconds, 10**9 + run_bytes, [], (), tokens, run_bytes, "cpu")
+    return lambda spec: Estimate(tokens - 10, 8192, Cost(seconds, run_bytes), 10**9 + run_bytes, [], (), tokens)
 
 
 def admission(monkeypatch, estimate=None, clock=None, **variables) -> Admission:

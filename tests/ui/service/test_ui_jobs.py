@@ -4,11 +4,12 @@ import asyncio
 import time
 
 from kvq_core.errors import LimitError, MethodError
+from kvq_core.pipeline.timings import Cost
 from kvq_core.record.events import Finished, Loading, Step
 from tests.support.gated_runs import until
 from ui.service import jobs as jobs_module
 from ui.service.jobs import Jobs, follow
-from ui.service.line import Cost, LinePlace, WaitingLine
+from ui.service.line import LinePlace, WaitingLine
 
 
 def test_runs_follow_each_other_in_the_order_pressed(engine):

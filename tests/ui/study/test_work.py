@@ -9,6 +9,7 @@ import pytest
 from kvq_core.errors import KvqError
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.estimate import estimate
+from kvq_core.pipeline.timings import UNKNOWN_COST
 from kvq_core.record.events import Loading, Step
 from kvq_core.record.store import open_store
 from kvq_core.studies.cells import plan
@@ -16,7 +17,6 @@ from kvq_core.studies.rows import parquet
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.study import study
 from tests.support.study_models import study_data, write_model
-from ui.service.line import UNKNOWN_COST
 from ui.service.services import Services
 from ui.study.access import demand_open, key_for, my_key, remember, share
 from ui.study.files import FILES
@@ -147,7 +147,7 @@ def test_a_result_is_drawn_with_figures_tables_and_files(place, planned):
     assert "plot-study-recall" not in more and "Groups of prompts" in more and ">even<" in more
     assert "four" in live_html(result)
     told = standing_line(StudyState(result, "p7", Step(3, 6, [], []), 65.0), 9)
-    assert "Cell 7 of 9: p7" in told and "0:01:05 left" in told and "Step 3 of 6" in told
+    assert "Cell 7 of 9: p7" in told and "0:01:05 left" in told and "Decoding: 3 of 6 tokens" in told
     files = {name: make(result) for name, (_, make) in FILES.items()}
     assert files["Rows (Parquet)"] == parquet(result.rows)
     assert len(files["Rows (CSV)"].decode().splitlines()) == 1 + 12
