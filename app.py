@@ -53,7 +53,8 @@ from kvq_core.record.sharing import keep_private  # noqa: E402
 from kvq_core.record.store import Store, open_store  # noqa: E402
 from kvq_core.settings import Settings, settings  # noqa: E402
 from ui.api.mcp import answer_in_json  # noqa: E402
-from ui.html.theme import css, theme  # noqa: E402
+from ui.html.sheet import css  # noqa: E402
+from ui.html.theme import theme  # noqa: E402
 from ui.layout import build_ui  # noqa: E402
 from ui.panels.first_sight import early_html  # noqa: E402
 from ui.panels.header import PLACE_HEAD  # noqa: E402
@@ -137,7 +138,7 @@ def launch(
         enable_monitoring=False,
         run_history=False,
         ssr_mode=False,
-        max_file_size="1mb",
+        max_file_size="3mb",
         quiet=False,
         app_kwargs=app_kwargs(health, Embeds(services), partial(early_html, services)),
         blocked_paths=blocked_paths(services.store),
