@@ -138,7 +138,7 @@ def launch(
         enable_monitoring=False,
         run_history=False,
         ssr_mode=False,
-        max_file_size="3mb",
+        max_file_size="1mb",
         quiet=False,
         app_kwargs=app_kwargs(health, Embeds(services), partial(early_html, services)),
         blocked_paths=blocked_paths(services.store),

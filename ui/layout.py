@@ -141,7 +141,7 @@ def _arrange(services: Services) -> Page:
             draft = create_draft()
             instruments, (selectors, act) = create_instruments(asked, lambda: (create_selectors(), create_act()))
             past = create_history()
-            create_open_file(services)
+            create_open_file()
             create_shared(services)
         with gr.Column(elem_id="right", min_width=0):
             gr.HTML(UNANSWERED, elem_id="unanswered")

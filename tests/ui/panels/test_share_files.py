@@ -47,7 +47,9 @@ def test_the_page_is_one_file_that_fetches_nothing_and_runs_its_own_script_alone
     body, _, script = html.partition("</style>")[2].rpartition("<script>")
     seal = base64.b64encode(hashlib.sha256(script.partition("</script>")[0].encode()).digest()).decode()
     assert f"script-src 'sha256-{seal}'" in html and html.isascii() and EVIL not in script
-    seen = harmless(re.sub(r'<script type="application/json" class="marks">[^<]*</script>', "", body))
+    data = r'<script type="application/json" class="marks">[^<]*</script>|<div id="[a-z]+-data" hidden>[^<]*</div>'
+    assert len(re.findall(data, body)) >= 5  # of figures, of the answer's tokens, of what they read
+    seen = harmless(re.sub(data, "", body))
     assert EVIL in seen.text and seen.tags.count("svg") >= 3
     fetched = [value for name, value in seen.attributes if name in ("src", "href", "xlink:href", "srcset")]
     assert all(value.startswith(("data:image/png", "https://x.example/?run=")) for value in fetched)
