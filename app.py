@@ -53,7 +53,8 @@ from kvq_core.record.sharing import keep_store_private  # noqa: E402
 from kvq_core.record.store import Store, open_store  # noqa: E402
 from kvq_core.settings import Settings, settings  # noqa: E402
 from ui.api.mcp import answer_in_json  # noqa: E402
-from ui.html.theme import css, theme  # noqa: E402
+from ui.html.sheet import css  # noqa: E402
+from ui.html.theme import theme  # noqa: E402
 from ui.layout import build_ui  # noqa: E402
 from ui.panels.first_sight import early_html  # noqa: E402
 from ui.panels.header import PLACE_HEAD  # noqa: E402

@@ -29,11 +29,11 @@ def first_links_part() -> str:
     space = f" · **[Open in Spaces]({told['Space']})**" if "Space" in told else ""
     record = packaged_store().load(ids[FIRST])[0]
     return (
-        f"{opened}{space}: point at a mark.\n\n![One question, the same cache formats, on two models and on the mended "
-        f"file of one: each answer, its distance from full precision, its memory](docs/{FIRST}.png)\n\n"
-        f"*Part of [run {record.id}]({site}/{record.id}-kld.html), of a file that [mending](docs/mend.md) wrote, "
-        "beside two others: what an empty page shows, on a CPU in float32. Point at the five papers' marks: "
-        f"[run {ids[EXAMPLE_SHOWN]}]({site}/{ids[EXAMPLE_SHOWN]}-kld.html).*"
+        f"{opened}{space}: point, select, brush.\n\n![One question, the same cache formats, on two models and on the "
+        f"mended file of one: each answer, its distance from full precision, its memory](docs/{FIRST}.png)\n\n"
+        f"*Part of [run {record.id}]({site}/{record.id}.html), of a file that [mending](docs/mend.md) wrote, "
+        "beside two others: what an empty page shows, on a CPU in float32. The five papers' methods: "
+        f"[run {ids[EXAMPLE_SHOWN]}]({site}/{ids[EXAMPLE_SHOWN]}.html).*"
     )
 
 

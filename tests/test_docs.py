@@ -156,7 +156,7 @@ def test_the_published_pages_and_the_space_are_linked_where_their_addresses_are_
     told = {"Site": "https://example.org/kvq/", "Space": "https://example.org/space"}
     monkeypatch.setattr("benchmarks.by_run.addresses", lambda: told)
     first, run = first_links_part(), example_ids()["five-ideas"]
-    assert "](https://example.org/kvq/index.html)" in first and f"](https://example.org/kvq/{run}-kld.html)" in first
+    assert "](https://example.org/kvq/index.html)" in first and f"](https://example.org/kvq/{run}.html)" in first
     assert "[Open in Spaces](https://example.org/space)" in first
     monkeypatch.setattr("benchmarks.by_run.addresses", dict)
     assert "](docs/site/index.html)" in first_links_part() and "Spaces" not in first_links_part()

@@ -74,7 +74,8 @@ _TABLE = """
         studies ui.figures ui.html ui.panels ui.service ui.study ui.views
     ui.api: analysis claims errors inspection methods models pipeline presets recommend record sizing spec studies
         ui.decide ui.service ui.study ui.words
-    ui.layout: errors ui.api ui.decide ui.figures ui.form ui.html ui.panels ui.server ui.service ui.study ui.views
+    ui.layout: errors ui.api ui.decide ui.export ui.figures ui.form ui.html ui.panels ui.server ui.service ui.study
+        ui.views
     ui.__init__:
 """
 ROOMS = {

@@ -9,6 +9,7 @@ from kvq_core.errors import KvqError
 from ui.api.endpoints import create_api
 from ui.decide.place import DecidePlace, create_decide
 from ui.decide.work import Decisions
+from ui.export.answer import UNANSWERED, answer_html
 from ui.figures.base import canvas
 from ui.form.draft_panel import VISIT_JS, create_draft, restore_form, wire_draft
 from ui.form.filling import NEXT_FOR_A_LINK, form_of, form_outputs, from_preset, linked_form, looked_at, open_page
@@ -16,12 +17,12 @@ from ui.form.lanes_panel import LanesPanel, create_lanes, wire_bundle, wire_flag
 from ui.form.setup_panel import Setup, create_setup, wire_presets
 from ui.form.waiting import mark_filled
 from ui.html.along import along_html
+from ui.html.cards import finished_cards
 from ui.html.copying import FOLLOW_JS
 from ui.html.scripts import PAGE_JS
 from ui.html.status import notice
 from ui.panels.act import ACTING, ActPanel, create_act, wire_act
-from ui.panels.answer import UNANSWERED, answer_html
-from ui.panels.answers import AnswerCards, all_lanes, create_answers, finished_cards, stage_html, wire_table
+from ui.panels.answers import AnswerCards, all_lanes, create_answers, stage_html, wire_table
 from ui.panels.claims import create_claims
 from ui.panels.differs import create_differs, wire_differs
 from ui.panels.first_sight import place_home
@@ -32,6 +33,7 @@ from ui.panels.instruments import Instruments, create_asked, create_instruments,
 from ui.panels.launch import RUN, LaunchPanel, create_launch, wire_estimate, wire_run
 from ui.panels.learn import Learn, at_step, create_learn, place, show_step, show_step_of_run, step_number, wire_learn
 from ui.panels.measure import MEASURING, create_measure
+from ui.panels.open_file import create_open_file
 from ui.panels.scorecard import Scorecard, create_scorecard, show_scorecard
 from ui.panels.share import SharePanel, create_share, show_share, wire_share
 from ui.panels.training import TRAINING, Trainer, create_training, wire_training
@@ -139,6 +141,7 @@ def _arrange(services: Services) -> Page:
             draft = create_draft()
             instruments, (selectors, act) = create_instruments(asked, lambda: (create_selectors(), create_act()))
             past = create_history()
+            create_open_file()
             create_shared(services)
         with gr.Column(elem_id="right", min_width=0):
             gr.HTML(UNANSWERED, elem_id="unanswered")

@@ -40,13 +40,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def embed(arguments: argparse.Namespace) -> int:
+    """Have the page's program print the figure. Raises SpecError where the page is not installed."""
+    given = [arguments.run, "--view", arguments.view, "--link", arguments.link]
+    given += [f"--lane={arguments.lane}"] if arguments.lane else []
+    return draw(given + [f"--{name}={at}" for name in PLACE if (at := getattr(arguments, name)) is not None])
+
+
+def draw(given: list[str]) -> int:
     """Hand over to the page's program, whose output and exit status are the command's. Raises SpecError where the page
     is not installed."""
     if not (root() / "ui").is_dir():
-        raise SpecError("The folder ui, which draws figures, is not here: run embed in a copy of the whole project.")
-    given = [arguments.run, "--view", arguments.view, "--link", arguments.link]
-    given += [f"--lane={arguments.lane}"] if arguments.lane else []
-    given += [f"--{name}={at}" for name in PLACE if (at := getattr(arguments, name)) is not None]
+        raise SpecError("The folder ui, which draws figures, is not here: run this in a copy of the whole project.")
     paths = os.pathsep.join(filter(None, (str(root()), os.environ.get("PYTHONPATH"))))
     return subprocess.run(
         [sys.executable, "-m", "ui.export", *given], check=False, env={**os.environ, "PYTHONPATH": paths}

@@ -7,7 +7,6 @@ Heavy modules are imported by the command that needs them, so that ``--help`` an
 import argparse
 import importlib
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Generator, Sequence
@@ -22,6 +21,7 @@ from kvq_core.cli import claims as claims_cli
 from kvq_core.cli import codebooks as codebooks_cli
 from kvq_core.cli import embed as embed_cli
 from kvq_core.cli import engine as engine_cli
+from kvq_core.cli import files as files_cli
 from kvq_core.cli import inspect as inspect_cli
 from kvq_core.cli import layers as layers_cli
 from kvq_core.cli import measure as measure_cli
@@ -59,7 +59,9 @@ EXAMPLES = {
     "why": added_cli.WHY_EXAMPLES,
     "capture": added_cli.CAPTURE_EXAMPLES,
     "embed": embed_cli.EXAMPLES,
-    "show": "python -m kvq_core show 0123456789abcdef\n  python -m kvq_core show results/my-run --json",
+    "export": files_cli.EXAMPLES,
+    "open": files_cli.OPEN_EXAMPLES,
+    "show": store_cli.SHOW_EXAMPLES,
     "codebooks": codebooks_cli.EXAMPLES,
     "claims": claims_cli.EXAMPLES,
     "store": store_cli.EXAMPLES,
@@ -128,10 +130,10 @@ def _parser() -> Parser:
     added_cli.add_arguments(add("capture", summary, added_cli.capture_command), _finished)
     summary = "Write one figure of a stored run as a page that needs no server."
     embed_cli.add_arguments(commands.add_parser("embed", help=summary, description=summary, **_options("embed")))
-    show = add("show", "Print a stored run; nothing is computed.", _show)
-    show.add_argument(
-        "run", metavar="RUN_ID|DIR", help="id of a stored run, of one that ships, or a folder written by --out"
-    )
+    summary = "Write a stored run as one page that needs no server, with the run inside."
+    files_cli.add_export(commands.add_parser("export", help=summary, description=summary, **_options("export")))
+    files_cli.add_open(add("open", "Keep the run that such a page carries.", files_cli.open_page))
+    store_cli.add_show(add("show", "Print a stored run; nothing is computed.", _show))
     summary = "List, train and delete the codebooks some methods need."
     codebooks_cli.add_commands(
         commands.add_parser("codebooks", help=summary, description=summary, **_options("codebooks")), _quiet
@@ -215,19 +217,7 @@ def _add(arguments: argparse.Namespace) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> None:
-    from kvq_core.record.beside import with_lanes
-    from kvq_core.record.shipped import find_run
-    from kvq_core.record.store import open_store, read_run
-
-    given = arguments.run
-    there = os.path.isdir(given)  # noqa: PTH112 (Path.is_dir raises where a name is too long)
-    is_folder = not re.fullmatch("[0-9a-f]{16}", given) and ("/" in given or there)
-    if is_folder:
-        record, arrays = read_run(Path(given))
-    else:  # a person reads of lanes that were added, too; a program of the record that is stored
-        store = open_store()
-        record, arrays = find_run(given, store) if arguments.json else with_lanes(store, given)
-    _print_record(record, arrays, arguments.json)
+    _print_record(*store_cli.found(arguments.run, arguments.json), arguments.json)
 
 
 def _run(spec: "ComparisonSpec") -> "Finished":

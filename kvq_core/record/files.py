@@ -20,6 +20,7 @@ from kvq_core.record.migrate import upgrade, upgrade_record
 
 MAX_ARRAY_BYTES = 64 * 2**20
 RECORD, ARRAYS, MANIFEST = "record.json", "arrays.safetensors", "manifest.json"
+CONTENT = (RECORD, ARRAYS)
 _AGAIN = "Run the comparison again."
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from math import isfinite
 
 DAY = timedelta(days=1)
 
@@ -56,3 +57,21 @@ def runs_to_remove(
 
 def _too_old(run: StoredRun, limits: Quota, now: datetime) -> bool:
     return limits.days is not None and not run.shared and now - run.created > limits.days * DAY
+
+
+def seconds(text: bytes) -> float | None:
+    """Seconds of the epoch; None where the text says none."""
+    try:
+        found = float(text)
+    except ValueError:
+        return None
+    return found if isfinite(found) else None
+
+
+def moment(created: str) -> datetime | None:
+    """A record's time of creation; None where it is none."""
+    try:
+        found = datetime.fromisoformat(created)
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)

@@ -14,10 +14,17 @@ def packaged_store() -> Store:
     return open_store(str(RUNS))
 
 
+def holder(run_id: str, store: Store) -> Store:
+    """Where a run lies: among those that ship, else in ``store``, where it may not be. Raises StoreError for an invalid
+    id."""
+    ships = packaged_store()
+    return ships if ships.exists(run_id) else store
+
+
 def find_run(run_id: str, store: Store | None = None) -> tuple[Record, dict[str, Any]]:
     """Return a run and its arrays: one that ships, else one of ``store``, or of KVQ_STORE where none is given.
 
     Raises StoreError for an invalid or unknown id, and for a damaged run.
     """
-    shipped = packaged_store()
-    return (shipped if shipped.exists(run_id) else store or open_store()).load(run_id)
+    ships = packaged_store()
+    return (ships if ships.exists(run_id) else store or open_store()).load(run_id)

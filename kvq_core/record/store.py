@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from math import isfinite
 from pathlib import Path
 from typing import Literal
 
@@ -20,10 +19,19 @@ from torch import Tensor
 
 from kvq_core.errors import StoreError, abbreviate, excerpt
 from kvq_core.record.fields import Record
-from kvq_core.record.files import MANIFEST, Manifest, Summary, deserialize, parse_manifest, record_json, serialize
+from kvq_core.record.files import (
+    CONTENT,
+    MANIFEST,
+    Manifest,
+    Summary,
+    deserialize,
+    parse_manifest,
+    record_json,
+    serialize,
+)
 from kvq_core.record.folders import as_store_error, check_folder, read_run, write_run
 from kvq_core.record.layouts import OPENED, SHARED, Files, Folders, Objects, StoreLayout, modification_time
-from kvq_core.record.retention import Quota, StoredRun, Usage, runs_to_remove
+from kvq_core.record.retention import Quota, StoredRun, Usage, moment, runs_to_remove, seconds
 from kvq_core.settings import settings
 
 __all__ = ["Store", "Summary", "check_folder", "open_store", "read_run", "record_json", "write_run"]
@@ -68,15 +76,26 @@ class Store:
         Where the store has limits, old runs make way. Raises StoreError when the run cannot be written, could not be
         read back, or does not fit.
         """
-        self._path(record.id)
-        content, manifest = serialize(record, arrays)
-        if self.exists(record.id) and self._intact(record.id):
+        self.keep(*serialize(record, arrays))
+
+    def keep(self, content: dict[str, bytes], manifest: Manifest) -> None:
+        """``save`` of a run's content files as they are."""
+        run_id = manifest.id
+        if self.exists(run_id) and self._intact(run_id):
             return
         if self.limits:
-            self.prune(sum(map(len, content.values())) + len(manifest.seal()), {record.id})
-        with as_store_error(f"store run {record.id}"):
-            self.layout.put(content, manifest, lambda: self._intact(record.id))
-        self.keep_open(record.id)
+            self.prune(sum(map(len, content.values())) + len(manifest.seal()), {run_id})
+        with as_store_error(f"store run {run_id}"):
+            self.layout.put(content, manifest, lambda: self._intact(run_id))
+        self.keep_open(run_id)
+
+    def files(self, run_id: str) -> dict[str, bytes]:
+        """The three files of a run as they lie here, by name; ``load`` checks them. Raises StoreError."""
+        self._demand(run_id)
+        with as_store_error(f"read run {run_id}"):
+            raw = self.fs.cat_file(self._path(run_id, MANIFEST))
+            folder = parse_manifest(raw, f"Run {run_id}").folder
+            return {MANIFEST: raw, **{name: self.fs.cat_file(self._path(run_id, folder + name)) for name in CONTENT}}
 
     def load(self, run_id: str) -> tuple[Record, dict[str, Tensor]]:
         """The run of that id, every byte checked against its manifest.
@@ -210,7 +229,7 @@ class Store:
         manifests = self._read_manifests(runs)
         found = []
         for run_id, sizes in runs.items():
-            created = _moment(manifests[run_id].summary.created) if run_id in manifests else None
+            created = moment(manifests[run_id].summary.created) if run_id in manifests else None
             with suppress(FileNotFoundError):  # removed a moment ago
                 created = created or modification_time(self.fs, self._path(run_id, MANIFEST))
                 attempt = manifests[run_id].folder if run_id in manifests else ""
@@ -234,7 +253,7 @@ class Store:
             return False
         path, now = self._path(run_id, OPENED), time.time()
         try:
-            looked = _time(self.fs.cat_file(path))
+            looked = seconds(self.fs.cat_file(path))
             if looked is None or looked > now + OPEN_S:
                 looked = modification_time(self.fs, path).timestamp()
         except FileNotFoundError:
@@ -277,21 +296,3 @@ def _file_system(place: str) -> tuple[AbstractFileSystem, str]:
 
 def _total(files: Files) -> int:
     return sum(sum(sizes.values()) for sizes in files.values())
-
-
-def _time(text: bytes) -> float | None:
-    """Seconds of the epoch; None where the text says none."""
-    try:
-        found = float(text)
-    except ValueError:
-        return None
-    return found if isfinite(found) else None
-
-
-def _moment(created: str) -> datetime | None:
-    """A record's time of creation; None where it is none."""
-    try:
-        found = datetime.fromisoformat(created)
-    except ValueError:
-        return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)

@@ -27,7 +27,7 @@ from ui.service.services import Services
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 ONE, OTHER = "0123456789abcdef", "fedcba9876543210"
-NAMES = ("Report (HTML)", "Record (JSON)", "Arrays (safetensors)", "Scorecard (CSV)", "Comparison (JSON)")
+NAMES = ("Run (HTML)", "Record (JSON)", "Arrays (safetensors)", "Scorecard (CSV)", "Comparison (JSON)")
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +200,7 @@ def test_files_download_and_parse_and_the_report_opens_offline(runs, sharing, br
     assert [row["lane"] for row in rows] == ["Noise floor", *(lane.label for lane in runs[ONE].lanes)]
     assert parse_spec(json.loads(files["Comparison (JSON)"].read_bytes())).prompt == runs[ONE].spec["prompt"]
     for theme, ground in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(23, 28, 39)")):
-        look_at_report(browser, files["Report (HTML)"], theme, ground)
+        look_at_report(browser, files["Run (HTML)"], theme, ground)
 
 
 def look_at_report(browser, file: Path, theme: str, ground: str) -> None:
@@ -209,7 +209,7 @@ def look_at_report(browser, file: Path, theme: str, ground: str) -> None:
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(file.as_uri())
-    assert page.locator("figure svg").count() >= 4
+    assert page.locator("figure svg").count() >= 3
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
     assert page.evaluate("getComputedStyle(document.querySelector('section')).backgroundColor") == ground
     assert complaints == []

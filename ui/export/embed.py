@@ -1,9 +1,6 @@
 """One figure of a run as a page of its own, for an iframe or a project's site: the report's picture, and a small script
 that says what is under the pointer or, with the arrow keys, at one mark after the other. Nothing is fetched."""
 
-import base64
-import hashlib
-import json
 from pathlib import Path
 
 from kvq_core.errors import SpecError, excerpt
@@ -11,9 +8,9 @@ from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from kvq_core.record.subset import drawn_of
 from ui.export.card import title
+from ui.export.document import document, style
 from ui.export.framed import FRAMED, framed_view, sheet
-from ui.export.hover import marks
-from ui.export.report import style
+from ui.export.hover import marks_json
 from ui.export.selected import SELECTED, Asked, place_of
 from ui.export.svg import svg
 from ui.export.views import VIEWS, caption
@@ -23,10 +20,6 @@ from ui.words.answer import answer_line
 
 MOST_BYTES = 400_000
 NAMES = (*VIEWS, *SELECTED, *FRAMED)
-_BEGIN = (
-    '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-    '<meta name="viewport" content="width=device-width, initial-scale=1">'
-)
 
 
 def embed(record: Record, arrays: Arrays, view: str, link: str = "", at: Asked | None = None, lane: str = "") -> str:
@@ -54,32 +47,22 @@ def _figure(record: Record, arrays: Arrays, view: str, at: Asked) -> tuple[str, 
             f"Run {record.id} has nothing for the view {view}{picture.where}: its captures are off or of others, or no "
             "lane finished."
         )
-    said = json.dumps(marks(figure), separators=(",", ":")).replace("<", "\\u003c")
-    data = f'<script type="application/json" id="marks">{said}</script>'
-    return f"{caption(picture)}{svg(figure)}{data}", Path(__file__).with_name("embed.js").read_text(encoding="utf-8")
+    data = f'<script type="application/json" class="marks" id="marks">{marks_json(figure)}</script>'
+    return f"{caption(picture)}{svg(figure)}{data}", Path(__file__).with_name("figure.js").read_text(encoding="utf-8")
 
 
 def _document(record: Record, arrays: Arrays, view: str, link: str, body: str, script: str, sheet: str = "") -> str:
-    seal = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     source = f'<a href="{safe(link)}" target="_blank" rel="noopener">{safe(title(record))}</a>'
-    answer = safe(answer_line(record, arrays))
-    return (
-        _BEGIN
-        + "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-        f"img-src data:; script-src 'sha256-{seal}'\">"
-        f"<title>{safe(title(record))}</title>"
-        f'<meta name="description" content="{answer}">'
-        f"<style>{style()}{sheet}</style></head>"
+    answer = answer_line(record, arrays)
+    inside = (
         f'<body class="embed" data-view="{view}"><main><figure>{body}</figure>'
-        f'<p class="mute" id="said" aria-live="polite">{answer}</p>'
-        f'<p class="mute">{source if link else safe(title(record))} · run {record.id}</p></main>'
-        f"<script>{script}</script></body></html>"
+        f'<p class="mute" id="said" aria-live="polite">{safe(answer)}</p>'
+        f'<p class="mute">{source if link else safe(title(record))} · run {record.id}</p></main></body>'
     )
+    return document(title(record), answer, style() + sheet, inside, script)
 
 
 def refusal_page(said: str) -> str:
     """The document in a figure's place, where it cannot be drawn."""
-    return (
-        f"{_BEGIN}<title>No figure</title><style>{style()}</style></head>"
-        f'<body class="embed"><main><p class="mute">{safe(said)}</p></main></body></html>'
-    )
+    inside = f'<body class="embed"><main><p class="mute">{safe(said)}</p></main></body>'
+    return document("No figure", "", style(), inside, "")

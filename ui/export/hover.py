@@ -1,6 +1,7 @@
 """What a static figure says under the pointer: its marks in the picture's own units, for a small script."""
 
 import html
+import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -17,13 +18,19 @@ MOST_CELLS = 2000  # of a picture's heatmaps: some 100 bytes each
 Mark = tuple[float, float, str]  # x and y in the picture, and what is said there
 
 
-def marks(figure: go.Figure) -> list[Mark]:
-    """Points, ends of bars and middles of cells, in the order of the traces; those that hold no number are left out."""
+def marks(figure: go.Figure, cells: int = MOST_CELLS) -> list[Mark]:
+    """Points, ends of bars and middles of cells, in the order of the traces; those that hold no number are left out.
+    ``cells``: about how many of heatmaps, see ``strongest``."""
     scales = axes(figure, room(figure)[0])
-    return [mark for trace in figure.data for mark in _marks(figure, trace, scales)]
+    return [mark for trace in figure.data for mark in _marks(figure, trace, scales, cells)]
 
 
-def _marks(figure: go.Figure, trace: Any, scales: dict[str, Axis]) -> Iterator[Mark]:
+def marks_json(figure: go.Figure, cells: int = MOST_CELLS) -> str:
+    """The same for the inside of a ``<script>`` element; ASCII."""
+    return json.dumps(marks(figure, cells), separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _marks(figure: go.Figure, trace: Any, scales: dict[str, Axis], cells: int) -> Iterator[Mark]:
     if trace.hoverinfo == "skip":  # a front joins lanes' points and is none
         return
     names = trace.xaxis or "x", trace.yaxis or "y"
@@ -35,7 +42,7 @@ def _marks(figure: go.Figure, trace: Any, scales: dict[str, Axis]) -> Iterator[M
         measured = _plain(figure.layout.coloraxis.colorbar.title.text or "")
         logs = "%{customdata}" in (trace.hovertemplate or "")  # the scale is one of logarithms
         values = np.asarray(trace.customdata if logs else heat(figure, trace), dtype=float)
-        for row, column in strongest(values, MOST_CELLS // len(figure.data)):
+        for row, column in strongest(values, cells // len(figure.data)):
             where = ", ".join(
                 f"{title} {_said(at)}".strip()
                 for title, at in zip(titles, (given[0][column], given[1][row]), strict=True)

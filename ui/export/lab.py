@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import safe_open
 
 from kvq_core.presets import FOLDER
-from ui.export.report import style
+from ui.export.document import style
 from ui.html.scripts import part
 from ui.html.tokens import TOKENS
 

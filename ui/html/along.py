@@ -25,8 +25,8 @@ HINT = (
 NUMBERS = (("kld", hint("KLD", "KLD")), ("flips", hint("flips", "flips")), ("size", term("own bytes")))
 
 
-def along_html(record: Record, arrays: Arrays) -> str:
-    """Of the lanes that are drawn; nothing where none was scored."""
+def along_html(record: Record, arrays: Arrays, hint: str = HINT) -> str:
+    """Of the lanes that are drawn; nothing where none was scored. ``hint``: how one brushes here."""
     lanes = [
         at for at, lane in enumerate(record.lanes) if lane.status == "done" and len(arrays.get(f"lane/{at}/kld", ()))
     ]
@@ -41,7 +41,7 @@ def along_html(record: Record, arrays: Arrays) -> str:
     heads = "".join(f'<span class="num">{name}</span>' for _, name in NUMBERS)
     return (
         f'<section class="along card" aria-labelledby="along-title"><div class="along-top">{title}'
-        f'<p class="along-said" role="status"></p></div><p class="muted">{HINT}</p>'
+        f'<p class="along-said" role="status"></p></div><p class="muted">{hint}</p>'
         f'<div class="along-grid" style="--rows:{len(lanes)}"><span></span><span class="along-scale">'
         f"{_scale()}</span>{heads}<span></span>{rows}{_track()}</div>"
         f'<p class="along-words" hidden></p>{_controls(record, lanes)}'

@@ -232,3 +232,13 @@ def _titles(record: Record, arrays: Arrays, index: int, limit: int) -> list[str]
 def _top(word: Callable[[int], str], ids: np.ndarray, probs: np.ndarray) -> str:
     named = zip(ids.astype(int).tolist(), probs.tolist(), strict=True)
     return "  ".join(f"“{visible(word(id))}” {100 * p:.0f} %" for id, p in named)
+
+
+def finished_cards(record: Record, arrays: Arrays, titled: int = MAX_TITLED) -> str:
+    """The cards of a finished run; ``titled`` tokens of them with tooltips, which are most of their size."""
+    lanes = [
+        (lane_head(record, arrays, i), lane_body(record, arrays, i, titled), lane_strip(arrays, i))
+        for i in range(len(record.lanes))
+    ]
+    numbers = [record.number(i) for i in range(len(record.lanes))]
+    return cards((reference_head(record), reference_body(record), ""), *lanes, numbers=numbers)

@@ -29,10 +29,12 @@ PARTS = (
         "land",
         "study",
         "lists",
+        "opens",
     ),
-    *("decide", "numbers", "interval", "span", "rates", "along", "worst", "words", "replay", "page"),
+    *("decide", "numbers", "interval", "span", "rates", "along", "worst", "words", "replay", "tokens", "page"),
 )
 FRAMED = ("shades", "numbers", "span", "words", "replay", "frame")  # of a page that shows words or replay alone
+ALONE = (*("shades", "glossary", "numbers", "interval", "span", "along", "worst", "words", "replay"), "tokens", "alone")
 _SCALES = {
     "DIVERGING": stops("light"),
     "DIVERGING_DARK": stops("dark"),
@@ -54,3 +56,4 @@ PAGE_JS = "\n".join(
     ["() => {", *_given({"DARK": dark_of(), **_SCALES}), f"  const copied = {COPIED};", *map(part, PARTS), "}"]
 )
 FRAME_JS = "\n".join(["(() => {", *_given(_SCALES), *map(part, FRAMED), "})();"])
+ALONE_JS = "\n".join(["(() => {", *_given(_SCALES), *map(part, ALONE), "})();"])  # of a run that is a file

@@ -63,8 +63,6 @@
     formed = form;
     window.kvqVisit?.write(form);
   };
-  // A character of several tokens stands for all of them; a click selects the first, the arrow keys walk them.
-  const numbers = (element) => element.dataset.t.split(" ").map(Number);
   const select = (token) => send({ token });
   // Lanes ticked in the table of a run with many are drawn; without any the best are.
   const chosen = (button) => {
@@ -76,9 +74,6 @@
     if (!wrong) write("#drawn", JSON.stringify({ lanes, at: performance.now() }));
   };
   document.addEventListener("click", (event) => {
-    const token = event.target.closest?.("[data-t]");
-    if (token && event.shiftKey) reach(numbers(token)[0]);
-    else if (token) select(numbers(token)[0]);
     const suggest = event.target.closest?.("[data-suggest]");
     if (suggest) {
       write("#suggest", `${suggest.dataset.suggest} ${performance.now()}`);
@@ -137,26 +132,6 @@
   document.addEventListener("keydown", (event) => {
     if (event.key === "Tab" && event.target.matches?.("[role=combobox]")) event.stopPropagation();
   }, true);
-  // One tab stop a text; the arrow keys walk its tokens.
-  document.addEventListener("keydown", (event) => {
-    const text = event.target.closest?.("[data-tokens]");
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!text || !step) return;
-    const parts = [...text.querySelectorAll("[data-t]")].filter((element) => element.offsetParent);
-    const tokens = parts.flatMap((element) => numbers(element).map((number) => ({ number, element })));
-    const now = tokens.findIndex(({ number }) => number === Number(window.kvq.token ?? NaN));
-    const next = tokens[Math.min(tokens.length - 1, Math.max(0, now + step))];
-    if (!next) return;
-    event.preventDefault();
-    focus = text.id; // the server writes the text anew
-    if (event.shiftKey) spanStart ??= tokens[Math.max(0, now)].number;
-    window.kvq.mark(next.number);
-    next.element.scrollIntoView({ block: "nearest", inline: "nearest" });
-    if (event.shiftKey) reach(next.number);
-    else spanStart = null;
-    select(next.number);
-  });
-
   // What stays in sight while the page scrolls; style.css keeps what is scrolled to clear of it. Whatever grows around a
   // lane that has the focus, it goes on standing between the header and the card of Run, until somebody scrolls it away.
   let holding = false;
@@ -225,7 +200,6 @@
     ground = isDark();
     drawInSight();
   }).observe(document.body, { attributeFilter: ["class"] });
-  const marks = document.head.appendChild(document.createElement("style"));
   const staged = document.head.appendChild(document.createElement("style"));
   const opened = document.head.appendChild(document.createElement("style"));
   const TYPES_OF = { json: "application/json", csv: "text/csv", parquet: "application/vnd.apache.parquet", svg: "image/svg+xml", png: "image/png" };
@@ -261,10 +235,7 @@
     },
     token: null,
     mark: (token) => {
-      window.kvq.token = String(token);
-      marks.textContent = Number.isInteger(Number(token)) ? `[data-t~="${Number(token)}"] { outline: 2px solid var(--accent); outline-offset: 0; }` : "";
-      if (read) outline();
-      if (reading) renderReading();
+      markToken(token);
     },
     lists,
     pick: (pick) => send(pick),

@@ -10,7 +10,6 @@ from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from kvq_core.record.subset import TOGETHER
 from kvq_core.spec import MAX_LANES
-from ui.html.cards import MAX_TITLED, cards, lane_body, lane_head, lane_strip, reference_body, reference_head
 from ui.html.escape import FULL_SHADE_NATS, SHADES
 from ui.html.lane_table import lane_table
 from ui.service.records import drawn_lanes
@@ -105,13 +104,3 @@ def wire_table(panel: AnswerCards, shown: gr.State) -> None:
         return {**shown, "lanes": asked[:MAX_LANES], "stays": True}
 
     panel.drawn.change(draw, [panel.drawn, shown], shown, **SWIFT)
-
-
-def finished_cards(record: Record, arrays: Arrays, titled: int = MAX_TITLED) -> str:
-    """The cards of a finished run; ``titled`` tokens of them with tooltips, which are most of their size."""
-    lanes = [
-        (lane_head(record, arrays, i), lane_body(record, arrays, i, titled), lane_strip(arrays, i))
-        for i in range(len(record.lanes))
-    ]
-    numbers = [record.number(i) for i in range(len(record.lanes))]
-    return cards((reference_head(record), reference_body(record), ""), *lanes, numbers=numbers)

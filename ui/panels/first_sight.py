@@ -7,11 +7,12 @@ from typing import Any, Protocol
 import gradio as gr
 
 from kvq_core.errors import KvqError
+from ui.export.answer import answer_html
 from ui.form.filling import stored_line
+from ui.html.cards import finished_cards
 from ui.html.escape import safe
-from ui.html.theme import css
-from ui.panels.answer import answer_html
-from ui.panels.answers import AnswerCards, finished_cards
+from ui.html.sheet import plain_css
+from ui.panels.answers import AnswerCards
 from ui.panels.header import chip, header_html
 from ui.panels.instruments import Instruments, show_instruments
 from ui.panels.two_models import two_models_html
@@ -21,8 +22,7 @@ from ui.service.services import Services
 from ui.views.selectors import place_selectors
 from ui.views.tabs import Views
 
-# Of the page's style what Gradio's own, which is not there yet, undoes or adds.
-UNDONE = ".gradio-container .prose, .gradio-container .prose * { color: inherit; font-size: inherit; }"
+# What Gradio's own style, which is not there yet, adds.
 COVER = """:host { position: absolute; inset: 0 0 auto; z-index: 1000; } * { box-sizing: border-box; }
 .gradio-container { min-height: 100vh; background: var(--page); font: 13px/1.4 var(--sans); } p { line-height: 1.625; }
 .early-page { margin-top: 12px !important; } header { line-height: 1.4; } .brand { padding: 2px 8px; }
@@ -95,4 +95,4 @@ def early_html(services: Services, run: str | None = None) -> str:
 
 @cache
 def _style() -> str:
-    return css().replace(":root{", ":host{").replace(UNDONE, "") + COVER
+    return plain_css().replace(":root{", ":host{") + COVER

@@ -7,13 +7,14 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.errors import KvqError, SpecError
+from kvq_core.errors import KvqError, SpecError, StoreError
 from kvq_core.record.fields import Record
 from kvq_core.record.files import ARRAYS, RECORD, serialize
 from kvq_core.record.sharing import holds_key, reach
+from kvq_core.record.shipped import holder
 from kvq_core.spec import parse_spec
 from ui.export.card import card, card_text
-from ui.export.report import report
+from ui.export.page import filed, page
 from ui.export.reproduce import FILE, command, comparison_json, conditions
 from ui.html.copying import COPY_JS, copy_box
 from ui.html.escape import safe
@@ -25,7 +26,7 @@ from ui.service.services import QUIET, SWIFT, Services
 
 PRIVATE = "Only this browser can open this run. Share it, and its link opens for everybody who has it."
 LISTED = "Also list it on this page, where everybody sees its prompt"
-FILES = ("Report (HTML)", "Record (JSON)", "Arrays (safetensors)", "Scorecard (CSV)", "Comparison (JSON)")
+FILES = ("Run (HTML)", "Record (JSON)", "Arrays (safetensors)", "Scorecard (CSV)", "Comparison (JSON)")
 
 
 @dataclass
@@ -76,9 +77,9 @@ def wire_share(panel: SharePanel, shown: gr.State, kept: gr.BrowserState, servic
     """Fill the panel when it is opened; share a run when its maker says so."""
 
     def fill(shown: dict[str, Any], request: gr.Request) -> Iterator[list[Any]]:
-        """What is copied at once, then the files, the report last: its figures take a second.
+        """What is copied at once, then the files, the page last: its figures take a second.
 
-        All of it is said again with the report: of two answers that a slow browser gets before it has made the buttons,
+        All of it is said again with the page: of two answers that a slow browser gets before it has made the buttons,
         it keeps the second.
         """
         if not shown.get("run"):
@@ -86,7 +87,7 @@ def wire_share(panel: SharePanel, shown: gr.State, kept: gr.BrowserState, servic
         record, arrays = services.records.get(shown["run"])
         copies, files = _copies(record, arrays, request), _files(record, arrays, services)
         yield [copies, gr.skip(), *files]
-        yield [copies, _report(record, arrays, services), *files]
+        yield [copies, _page(record, arrays, services), *files]
 
     def share(shown: dict[str, Any], kept: Any, listed: bool, request: gr.Request) -> list[Any]:
         run = shown.get("run")
@@ -147,10 +148,14 @@ def _files(record: Record, arrays: dict[str, Any], services: Services) -> list[A
     return [_offered(services.file(f"{record.id}-{name}", data)) for name, data in files.items()]
 
 
-def _report(record: Record, arrays: dict[str, Any], services: Services) -> Any:
+def _page(record: Record, arrays: dict[str, Any], services: Services) -> Any:
     """The same file for all visitors: nothing in it is of a request."""
-    made = report(record, arrays, lasting_link(record.id)).encode()
-    return _offered(services.file(f"{record.id}-report.html", made))
+    address = lasting_link(record.id)
+    try:
+        made = filed(record, arrays, holder(record.id, services.store).files(record.id), address)
+    except StoreError as error:  # of a run that could not be stored
+        made = page(record, arrays, f"The run is not in this page. {error}", address).encode()
+    return _offered(services.file(f"{record.id}.html", made))
 
 
 def _offered(path: str) -> Any:

@@ -12,6 +12,7 @@ from ui.export.embed import embed, refusal_page
 from ui.export.lab import lab
 from ui.export.picture import png_card
 from ui.export.selected import read_place
+from ui.server.opened import Opened
 from ui.service.access import open_to_all
 from ui.service.services import Services
 
@@ -22,6 +23,7 @@ class Embeds:
 
     def __init__(self, services: Services):
         self._services = services
+        self.opened = Opened(services)
 
     async def answer(self, request: Request) -> HTMLResponse:
         run, view, at, lane = (request.query_params.get(name, "") for name in ("run", "view", "at", "lane"))

@@ -116,6 +116,7 @@ def app_kwargs(health: Health, embeds: Embeds, early: EarlyOf = lambda run: "") 
             Route("/embed", embeds.answer),
             Route("/card.png", embeds.picture),
             Route("/lab", embeds.lab),
+            Route("/open", embeds.opened.answer, methods=["POST"]),
         ],
         "middleware": [
             Middleware(Guard),

@@ -12,8 +12,8 @@ from kvq_core.record.memory import HOST_COPY
 from kvq_core.record.subset import best
 from kvq_core.studies.agreement import SHIPPED
 from tests.support.ui_record_factory import make_run
+from ui.export.answer import answer_html
 from ui.html.escape import prose
-from ui.panels.answer import answer_html
 from ui.words import answer as words
 from ui.words.answer import answer, answer_line
 

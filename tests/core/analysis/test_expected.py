@@ -9,9 +9,9 @@ from kvq_core.presets import presets
 from kvq_core.spec import parse_spec
 from kvq_core.spec.links import decode, encode
 from tests.support.ui_record_factory import make_run
-from ui.export.report import report
+from ui.export.page import page
 from ui.form.values import FIELDS, from_comparison, to_comparison
-from ui.panels.answers import finished_cards
+from ui.html.cards import finished_cards
 from ui.selection import Selection
 from ui.views.verdicts import compute
 
@@ -79,9 +79,7 @@ def test_every_answer_gets_a_tick_or_a_cross():
     drawn = compute(record, arrays, Selection())
     assert drawn.words.startswith("Expected in the answer: “4718”; found in Full precision, Lane 0; missing in Lane 1.")
     assert drawn.html["verdicts"].count("✓ 4718") == 1 == drawn.html["verdicts"].count("✗ 4718")
-    assert "missing in Lane 1" in describe_record(record, arrays) and "missing in Lane 1" in report(
-        record, arrays, "http://x"
-    )
+    assert "missing in Lane 1" in describe_record(record, arrays) and "missing in Lane 1" in page(record, arrays)
 
 
 def test_a_failed_lane_gets_neither():

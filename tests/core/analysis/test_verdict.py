@@ -10,7 +10,7 @@ from kvq_core.analysis import verdict as rule
 from kvq_core.analysis.verdict import EXPLAINED, MIN_SCORED, P99_FROM, TIERS, verdict
 from tests.support.ui_record_factory import make_run
 from ui.export.card import card, card_text
-from ui.export.report import report
+from ui.export.page import page
 from ui.html.cards import lane_head
 from ui.html.tables import scorecard, to_csv
 from ui.selection import Selection
@@ -144,7 +144,7 @@ def test_all_places_of_the_page_say_the_same_word() -> None:
     made(record, arrays, 0, 0.0085)
     made(record, arrays, 1, 0.003, flips=5)
     address = "https://x.example/"
-    shown = [compute(record, arrays, Selection()).html["verdicts"], report(record, arrays, address)]
+    shown = [compute(record, arrays, Selection()).html["verdicts"], page(record, arrays, "", address)]
     for index, word in enumerate(("close or marginal", "marginal")):
         found = verdict(record, arrays, index)
         assert found.word == word

@@ -2,7 +2,7 @@
 
 from kvq_core.cli.tables import describe_record
 from kvq_core.record.events import Loading
-from ui.export.report import report
+from ui.export.page import page
 from ui.html.cards import reference_head
 from ui.html.status import event_line
 
@@ -13,7 +13,7 @@ def test_how_the_file_held_its_weights_is_said_everywhere(sample_run):
     record, arrays = sample_run()
     environment = record.environment.model_copy(update={"quantization": "Q4_K_M: Q4_K 12, F32 9"})
     of_a_file = record.model_copy(update={"environment": environment})
-    for show in (reference_head, lambda run: describe_record(run, arrays), lambda run: report(run, arrays)):
+    for show in (reference_head, lambda run: describe_record(run, arrays), lambda run: page(run, arrays)):
         assert NOTE.replace("'", "&#x27;") in show(of_a_file) or NOTE in show(of_a_file)
         assert "dequantized: lanes" not in show(record)
 

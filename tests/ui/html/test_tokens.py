@@ -15,17 +15,17 @@ from kvq_core.spec import MAX_LANES
 from tests.support.ui_record_factory import make_run
 from tests.ui.html.test_ui_contrast import contrast
 from ui.export.card import card
-from ui.export.report import report
+from ui.export.page import page
 from ui.export.svg import svg
 from ui.figures import bits_by_length, distortion_rate, kld_strips, stored_bytes
 from ui.figures.base import line_of
 from ui.html.colors import LANES, lane_mark, rgb
 from ui.html.scripts import PAGE_JS
-from ui.html.theme import css, properties
+from ui.html.sheet import css, properties
 from ui.html.tokens import TOKENS, dark_of
 
 FOLDER = Path(ui.__file__).parent
-SHEETS = [FOLDER / "style.css", FOLDER / "reading.css", FOLDER / "export" / "report.css"]
+SHEETS = [FOLDER / "style.css", FOLDER / "reading.css", FOLDER / "export" / "plain.css"]
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB; the first is full colour vision.
 VISION = {
     "trichromat": np.eye(3),
@@ -78,7 +78,7 @@ def test_a_lane_keeps_its_mark_where_some_of_a_runs_lanes_are_drawn():
     drawn = svg(stored_bytes(part))
     assert '<pattern id="texture-0"' in drawn and "url(#texture-0)" in drawn
     assert 'stroke-dasharray="6 4"' in svg(bits_by_length(part))
-    assert LANES[2] in card(part, own, "") and 'class="lane-10"' in report(part, own)
+    assert LANES[2] in card(part, own, "") and 'class="lane-10"' in page(part, own)
 
 
 @pytest.mark.parametrize("sheet", SHEETS, ids=[sheet.name for sheet in SHEETS])
@@ -95,7 +95,7 @@ def test_stylesheets_take_colours_sizes_and_motion_from_the_tokens(sheet):
 def test_python_draws_with_no_colour_of_its_own():
     for file in FOLDER.rglob("*.py"):
         found = re.findall(r'"#[0-9a-fA-F]{6}"', file.read_text(encoding="utf-8"))
-        assert not found or file.name in ("theme.py", "marks.py"), file
+        assert not found or file.name in ("theme.py", "sheet.py", "marks.py"), file
 
 
 def test_both_grounds_have_every_token_and_the_browser_knows_both():

@@ -9,7 +9,7 @@ import ui
 from ui.export.card import GROUND, TONES
 from ui.html.colors import rgb
 from ui.html.escape import SHADES
-from ui.html.theme import css
+from ui.html.sheet import css
 from ui.html.tokens import TOKENS
 
 FOLDER = Path(ui.__file__).parent

@@ -14,13 +14,13 @@ from kvq_core.pipeline.timings import UNKNOWN_COST
 from kvq_core.record.events import LaneProgress, Step
 from kvq_core.spec import parse_spec
 from tests.support.ui_record_factory import make_run
+from ui.export.answer import answer_html
 from ui.html.cards import failed_card, lane_body, lane_head, reference_body, waiting_head
 from ui.html.escape import SHADES, lane_tokens, safe, shade, strip, token
 from ui.html.numbers import bits, join_words, percent, seconds, significant, size
 from ui.html.pieces import spans
 from ui.html.reading import reading_html
 from ui.html.status import line, notice, progress_line, sentence
-from ui.panels.answer import answer_html
 from ui.panels.history import history_html, remember
 from ui.panels.launch import estimate_html
 from ui.panels.live_cards import LiveCards

@@ -1,7 +1,10 @@
 """What a run is shared as beside its address: card, report, command, files."""
 
+import base64
+import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -16,7 +19,7 @@ from kvq_core.spec import parse_spec
 from tests.support.pages import EVIL, harmless
 from tests.support.ui_record_factory import make_run
 from ui.export.card import card, card_text
-from ui.export.report import report
+from ui.export.page import page
 from ui.export.reproduce import FILE, LONGEST, command, comparison_json
 from ui.html.copying import copy_box
 from ui.panels.versus import versus_html
@@ -38,33 +41,37 @@ def evil():
 
 
 @pytest.mark.slow
-def test_the_report_is_one_file_that_fetches_nothing_and_runs_nothing(evil):
+def test_the_page_is_one_file_that_fetches_nothing_and_runs_its_own_script_alone(evil):
     record, arrays = evil
-    html = report(record, arrays, f"https://x.example/?run={record.id}")
-    body = html.partition("</style>")[2]
-    seen = harmless(body)
-    assert EVIL in seen.text and seen.tags.count("svg") >= 4
+    html = page(record, arrays, "", f"https://x.example/?run={record.id}")
+    body, _, script = html.partition("</style>")[2].rpartition("<script>")
+    seal = base64.b64encode(hashlib.sha256(script.partition("</script>")[0].encode()).digest()).decode()
+    assert f"script-src 'sha256-{seal}'" in html and html.isascii() and EVIL not in script
+    data = r'<script type="application/json" class="marks">[^<]*</script>|<div id="[a-z]+-data" hidden>[^<]*</div>'
+    assert len(re.findall(data, body)) >= 5  # of figures, of the answer's tokens, of what they read
+    seen = harmless(re.sub(data, "", body))
+    assert EVIL in seen.text and seen.tags.count("svg") >= 3
     fetched = [value for name, value in seen.attributes if name in ("src", "href", "xlink:href", "srcset")]
     assert all(value.startswith(("data:image/png", "https://x.example/?run=")) for value in fetched)
-    assert "url(" not in html.replace("url(#scale-", "") and "@import" not in html
-    assert "prefers-color-scheme: dark" in html and len(html) < 400_000
+    assert "url(" not in body.replace("url(#scale-", "") and "@import" not in html
+    assert "prefers-color-scheme: dark" in script and len(html) < 600_000
     for lane in record.lanes:
         assert lane.label in seen.text
 
 
 @pytest.mark.slow
-def test_the_report_draws_what_the_run_captured_and_nothing_else(sample_run):
+def test_the_page_draws_what_the_run_captured_and_nothing_else(sample_run):
     record, arrays = sample_run()
-    seen = harmless(report(record, arrays, "https://x.example/").partition("</style>")[2])
-    assert "KLD of every token" in seen.text and "Effective rank" not in seen.text
+    made = page(record, arrays)
+    assert "Answers" in made and "Keys as each lane reads them back" not in made
 
 
 @pytest.mark.slow
-def test_a_failed_lane_is_told_in_report_and_card(evil):
+def test_a_failed_lane_is_told_in_page_and_card(evil):
     record = evil[0].model_copy(deep=True)
     record.lanes[1].status, record.lanes[1].error = "failed", "No codebooks."
     record.lanes[1].metrics = record.lanes[1].memory = None
-    assert "No codebooks." in report(record, evil[1], "https://x.example/")
+    assert "No codebooks." in page(record, evil[1], "", "https://x.example/")
     assert "failed" in card(record, evil[1], "https://x.example/")
     assert ": failed" in card_text(record, evil[1], "https://x.example/")
 

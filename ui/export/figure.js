@@ -1,8 +1,8 @@
-(() => {
-  const marks = JSON.parse(document.getElementById("marks").textContent);
-  const picture = document.querySelector("svg");
-  const said = document.getElementById("said");
-  const answer = said.textContent;
+for (const figure of document.querySelectorAll("figure:has(.marks)")) {
+  const marks = JSON.parse(figure.querySelector(".marks").textContent);
+  const picture = figure.querySelector("svg");
+  const said = figure.querySelector(".said") ?? document.getElementById("said");
+  const whole = said.textContent;
   const ring = document.createElementNS("http://www.w3.org/2000/svg", "circle");
   const NEAR = 30; // of the picture's units
   let at = -1;
@@ -17,7 +17,7 @@
     at = index;
     if (index < 0) {
       ring.remove();
-      said.textContent = answer;
+      said.textContent = whole;
       return;
     }
     ring.setAttribute("cx", marks[index][0]);
@@ -49,4 +49,4 @@
     else return;
     event.preventDefault();
   });
-})();
+}

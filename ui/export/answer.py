@@ -26,8 +26,8 @@ def _trust(said: str) -> str:
     return f'<details class="reason trust"><summary>{prose(told)}</summary>{prose(counted)}</details>' if said else ""
 
 
-def answer_html(record: Record, arrays: Arrays, shown: Mapping[str, Any] = NOTHING_CHOSEN) -> str:
-    """Of all lanes of a run; ``shown``: what a page shows of it."""
+def answer_html(record: Record, arrays: Arrays, shown: Mapping[str, Any] = NOTHING_CHOSEN, served: bool = True) -> str:
+    """Of all lanes of a run; ``shown``: what a page shows of it; ``served``: whether a server answers its links."""
     found = answer(record, arrays)
     where = f"run {record.id[:8]} · {record.created[:10]}"
     head = prose(found.sentence)
@@ -35,7 +35,7 @@ def answer_html(record: Record, arrays: Arrays, shown: Mapping[str, Any] = NOTHI
         label = safe(record.lanes[found.lane].label)
         head = f'<mark class="lane-{record.number(found.lane)}">{label}</mark> {head}'
     facts = "".join(f'<span class="pill">{safe(fact)}</span>' for fact in found.facts)
-    facts += check_link(record.id, "pill")
+    facts += check_link(record.id, "pill") if served else ""
     plot = tradeoff(record, arrays, floor_words(record), drawn_lanes(record, shown))
     return (
         f'<section class="card answer-first" aria-label="The answer" data-run="{safe(record.id)}"><div>'
