@@ -46,7 +46,7 @@ _TABLE = """
     claims: capture codebooks codecs engine errors frozen kernels machine methods models pipeline presets record
         settings shape shipped sizing spec studies training
     studies: analysis complaints errors limits logs machine models pipeline presets record shipped spec
-    servers: engine errors machine methods models pipeline record settings spec studies
+    servers: engine engines errors machine methods models pipeline record settings spec studies
     recommend: analysis complaints engines errors inspection machine methods models pipeline presets record settings
         shape sizing spec studies
     lm_eval: engine errors models spec

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kvq_core.errors import SpecError
+from kvq_core.machine.telling import Tell
 from kvq_core.servers.dialects import Listed, Messages, Server, Tokens
 from kvq_core.servers.http import ServerError
 from kvq_core.servers.tops import Apart, Top
@@ -23,7 +24,6 @@ from kvq_core.studies.prompts import StudyPrompt
 PIECE, PIECES = 48, 8  # tokens at least and pieces at most of a prompt that is divided otherwise: it rounds otherwise
 WORST, BEFORE = 2, 12  # positions of a prompt that are told in their text, and tokens before them
 SAME_SERVER = 1e-5  # nats, or 3 floors: farther from what it answered before, it is another server
-Tell = Callable[[str], None]
 
 
 class Baseline(Protocol):
@@ -88,20 +88,9 @@ def _divided(length: int) -> list[int]:
     return list(range(piece, max(length, piece + 1), piece))
 
 
-def listed(server: Server, tokens: Tokens, forced: Tokens, top: int, left: int = 0, tell: Tell = print) -> list[Listed]:
-    """What it gives to every token of ``forced``, each before it is told the token. ``left``: requests of all prompts,
-    whose cost is told before most of them are sent where nothing of a text is reused."""
-    found: list[Listed] = []
-    began = time.monotonic()
-    for at in range(len(forced)):
-        found.append(server.listed([*tokens, *forced[:at]], top))
-        if left and at == 1 and found[-1].reused is not None and found[-1].reused < len(tokens) // 2:
-            took = (time.monotonic() - began) / 2 * left
-            tell(
-                f"{server.http.address} reads a text again with every token: about {left * len(tokens):,} tokens, "
-                f"{took / 60:.0f} minutes at the speed of the first two."
-            )
-    return found
+def listed(server: Server, tokens: Tokens, forced: Tokens, top: int) -> Iterator[Listed]:
+    """What it gives to every token of ``forced``, each before it is told the token."""
+    return (server.listed([*tokens, *forced[:at]], top) for at in range(len(forced)))
 
 
 def ask(
@@ -111,23 +100,27 @@ def ask(
     kept = _Kept(_key(server, baseline, prompts, tokens, top))
     done = kept.read()
     if done and not _same_server(server, done[0], top):
-        tell(f"{server.http.address} answers otherwise than when this was begun: all prompts are asked anew.")
+        tell(f"{server.http.address} answers otherwise than when this was begun: all prompts are asked anew.", 0, 0)
         done = kept.clear()
     if done:
-        tell(f"{len(done)} of {len(prompts)} prompts were asked before; what is left is asked now.")
+        tell(f"{len(done)} of {len(prompts)} prompts were asked before; what is left is asked now.", 0, 0)
     ids = {each.id for each in done}
     yield from done
     for number, prompt in enumerate(prompts):
         if prompt.id not in ids:
-            one = _one(server, baseline, prompt, tokens, top, (len(prompts) - number) * tokens, tell)
+            one = _one(server, baseline, prompt, tokens, top, (number, len(prompts)), tell)
             kept.add(one)
             yield one
     kept.clear()
 
 
-def _one(server: Server, baseline: Baseline, prompt: StudyPrompt, count: int, top: int, left: int, tell: Tell) -> Asked:
+def _one(
+    server: Server, baseline: Baseline, prompt: StudyPrompt, count: int, top: int, place: tuple[int, int], tell: Tell
+) -> Asked:
+    """``place``: how many prompts come before it, of how many."""
+    tell("Asking", place[0] * count, place[1] * count)
     began, before = time.monotonic(), _spent(server, baseline)
-    messages = _messages(prompt)
+    messages = messages_of(prompt)
     tokens = baseline.prompt(messages)
     if server.prompt(messages) != tokens:
         raise ServerError(
@@ -141,7 +134,7 @@ def _one(server: Server, baseline: Baseline, prompt: StudyPrompt, count: int, to
         raise ServerError(f"The baseline answers nothing to prompt {prompt.id}: there is nothing to score.")
     answers, again = baseline.lists(tokens, forced, top)
     server.read(tokens)
-    found = listed(server, tokens, forced, top, left, tell)
+    found = list(_told(server, tokens, forced, top, (place[0] * count, place[1] * count), tell))
     tops = [each.top for each in found]
     apart, floor = Apart.of(answers, tops), Apart.of(answers, again)
     told = [each.reused for each in found if each.reused is not None]
@@ -161,7 +154,29 @@ def _one(server: Server, baseline: Baseline, prompt: StudyPrompt, count: int, to
     )
 
 
-def _messages(prompt: StudyPrompt) -> Messages:
+def _told(
+    server: Server, tokens: Tokens, forced: Tokens, top: int, place: tuple[int, int], tell: Tell
+) -> Iterator[Listed]:
+    """``listed``, told a token at a time; ``place``: tokens before these, of how many. What the others cost is told
+    first where nothing of a text is reused."""
+    before, total = place
+    began = time.monotonic()
+    for at, each in enumerate(listed(server, tokens, forced, top), 1):
+        yield each
+        if at == 2 and each.reused is not None and each.reused < len(tokens) // 2:
+            left = total - before
+            took = (time.monotonic() - began) / 2 * left
+            tell(
+                f"{server.http.address} reads a text again with every token: about {left * len(tokens):,} tokens, "
+                f"{took / 60:.0f} minutes at the speed of the first two.",
+                0,
+                0,
+            )
+        tell("Asking", before + at, total)
+
+
+def messages_of(prompt: StudyPrompt) -> Messages:
+    """Raises SpecError for a prompt with tools."""
     if prompt.tools:
         raise SpecError(f"Prompt {prompt.id} has tools, which servers are not asked with; leave it out.")
     if prompt.messages is not None:

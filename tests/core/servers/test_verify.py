@@ -200,9 +200,9 @@ def test_a_verification_is_kept_and_exported(home: Path, capsys: pytest.CaptureF
         (["http://me:secret@host"], "with a name or a password"),
         (["file:///etc/passwd"], "not allowed"),
         (["http://h"], "Give --prompts"),
-        (["http://h", "--against", "http://g", "--prompts", "p", "--tokens", "0"], "--tokens 0"),
-        (["http://h", "--against", "http://g", "--prompts", "p", "--format", "q9"], "Cache type 'q9'"),
-        (["http://h", "--against", "http://g", "--prompts", "p", "--out", "x.csv"], "ends in .md or .xml"),
+        (["http://h", "--against", "http://g", "--prompts", "FILE", "--tokens", "0"], "--tokens 0"),
+        (["http://h", "--against", "http://g", "--prompts", "FILE", "--format", "q9"], "Cache type 'q9'"),
+        (["http://h", "--against", "http://g", "--prompts", "FILE", "--out", "x.csv"], "ends in .md or .xml"),
         (["0123456789abcdef"], "not in this store"),
     ],
 )
@@ -211,7 +211,8 @@ def test_what_cannot_be_asked_is_one_line(
 ) -> None:
     lacks_more = len(arguments) == 1 and said != "Give --prompts"
     more = ["--against", "http://g", "--prompts", str(home / "p.jsonl")] if lacks_more else []
-    assert main(["verify", *arguments, *more]) == 2
+    given = [str(home / "p.jsonl") if each == "FILE" else each for each in arguments]
+    assert main(["verify", *given, *more]) == 2
     told = capsys.readouterr().err
     assert said in told and "secret" not in told and len(told.strip().splitlines()) == 1
 
