@@ -74,7 +74,9 @@ _TABLE = """
         ui.figures ui.html ui.panels ui.service ui.study ui.views
     ui.api: analysis claims errors inspection methods models pipeline presets recommend record sizing spec studies
         ui.decide ui.service ui.study ui.words
-    ui.layout: errors ui.api ui.decide ui.figures ui.form ui.html ui.panels ui.server ui.service ui.study ui.views
+    ui.verify: errors machine record servers settings ui.html ui.panels ui.service ui.study
+    ui.layout: errors ui.api ui.decide ui.figures ui.form ui.html ui.panels ui.server ui.service ui.study ui.verify
+        ui.views
     ui.__init__:
 """
 ROOMS = {

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -47,15 +47,15 @@ class ToVerify:
     def __post_init__(self) -> None:
         for name, most in MOST.items():
             if not 1 <= getattr(self, name) <= most:
-                raise SpecError(f"--{name} {getattr(self, name)} is not allowed; give 1 to {most:,}.")
+                raise SpecError(f"{name} {getattr(self, name)} is not allowed; give 1 to {most:,}.")
         if self.tolerance is not None and not 0 <= self.tolerance < float("inf"):
-            raise SpecError(f"--tolerance {self.tolerance} is not allowed; give nats from 0.")
+            raise SpecError(f"tolerance {self.tolerance} is not allowed; give nats from 0.")
         if self.form is not None:
             Types.of(self.form)
-        if not (self.against or self.model):
-            raise SpecError("Give --against URL2, or --model M, to measure the server against.")
         for address in filter(None, (self.server, self.against)):
             check_address(address)
+        if not (self.against or self.model):
+            raise SpecError("Give --against URL2, or --model M, to measure the server against.")
 
 
 def verify(request: ToVerify, tell: Tell) -> Report:
@@ -120,21 +120,26 @@ def _checked(server: Server, baseline: Baseline) -> list[str]:
 def _judged(
     found: FoundNats, server: Server, request: ToVerify, asked: list[Asked], tell: Tell
 ) -> tuple[CacheVerdict, dict[str, Any]]:
-    """The verdict, and lanes as ``predicted.predict`` tells them, of a process of its own, which gives its memory
-    back."""
-    model = request.model or shipped(server)
-    why = "no --format is given."
-    if request.form is not None and model is None:
+    """The verdict, and lanes as ``predicted.predict`` tells them, of a process of its own: what both load would be
+    twice a client's memory."""
+    model, why = request.model or shipped(server), ""
+    if request.form is None:
+        why = "no format is given."
+    elif model is None:
         why = "the model is not one that ships; give it with --model, where this machine can run it."
-    elif request.form is not None:
+    if not why:
         tell(f"Predicting {request.form} with {model}", 0, 0)
         texts = [(each.tokens, each.forced) for each in asked]
         try:
-            with ProcessPoolExecutor(1, get_context("spawn")) as apart:
-                return apart.submit(_predicted, found, model, request.form, texts, request.top).result()
+            return _apart(_predicted, found, model, request.form, texts, request.top)
         except (KvqError, OSError, RuntimeError) as error:
             why = str(error)
-    return judge(replace(found, unpredicted=why)), {}
+    return _apart(judge, replace(found, unpredicted=why)), {}
+
+
+def _apart(work: Callable[..., Any], *given: Any) -> Any:
+    with ProcessPoolExecutor(1, get_context("spawn")) as apart:
+        return apart.submit(work, *given).result()
 
 
 def _predicted(found: FoundNats, *given: Any) -> tuple[CacheVerdict, dict[str, Any]]:
