@@ -24,8 +24,9 @@ class Engine(Frozen):
     ``each`` for keys and values, or others at both ``ends``; None: not known. ``plain``: its word for a cache that is
     not quantized; None: it cannot have that beside a quantized one. ``skip``: what comes before the layers that it
     leaves unquantized; None: all layers are alike. ``mixed``: whether it stores so beside layers of another kind than
-    full attention. ``marks``: what names it in a command, ``also``: other
-    words that it takes for its own, ``first``: the release that has a word, or a flag, first.
+    full attention. ``scales``: its words of formats whose scales a checkpoint brings, else they are 1. ``marks``: what
+    names it in a command, ``also``: other words that it takes for its own, ``first``: the release that has a word, or a
+    flag, first.
 
     How it sets aside memory: ``block``: tokens of a page, or that cells are padded to; ``windows``: what layers with a
     window are given: pages of a window and of the tokens in flight, all tokens (whole), or cells of a window and of
@@ -44,6 +45,7 @@ class Engine(Frozen):
     skip: str | None = None
     policies: Literal["skip", "each", "ends"] | None = None
     mixed: bool = True
+    scales: tuple[str, ...] = ()
     marks: str | None = None
     also: dict[str, str] = {}
     first: dict[str, str] = {}

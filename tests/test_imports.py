@@ -46,7 +46,7 @@ _TABLE = """
     claims: capture codebooks codecs engine errors frozen kernels machine methods models pipeline presets record
         settings shape shipped sizing spec studies training
     studies: analysis complaints errors limits logs machine models pipeline presets record shipped spec
-    servers: engine errors machine methods models pipeline record settings spec studies
+    servers: engine engines errors machine methods models pipeline record settings spec studies
     recommend: analysis complaints engines errors inspection machine methods models pipeline presets record settings
         shape sizing spec studies
     lm_eval: engine errors models spec
@@ -74,7 +74,9 @@ _TABLE = """
         studies ui.figures ui.html ui.panels ui.service ui.study ui.views
     ui.api: analysis claims errors inspection methods models pipeline presets recommend record sizing spec studies
         ui.decide ui.service ui.study ui.words
+    ui.verify: errors machine record servers settings ui.html ui.panels ui.service ui.study
     ui.layout: errors ui.api ui.decide ui.export ui.figures ui.form ui.html ui.panels ui.server ui.service ui.study
+        ui.verify
         ui.views
     ui.__init__:
 """

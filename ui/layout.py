@@ -7,7 +7,7 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from ui.api.endpoints import create_api
-from ui.decide.place import DecidePlace, create_decide
+from ui.decide.place import create_decide
 from ui.decide.work import Decisions
 from ui.export.answer import UNANSWERED, answer_html
 from ui.figures.base import canvas
@@ -42,9 +42,9 @@ from ui.panels.welcome import home, welcome
 from ui.server.gradio_arguments import Blocks
 from ui.service.access import added_here, key_for
 from ui.service.services import QUIET, SWIFT, Services
-from ui.study.parts import StudyPlace
 from ui.study.place import create_study, wire_visit
 from ui.study.work import Studies
+from ui.verify.place import create_verify
 from ui.views.selectors import create_selectors
 from ui.views.tabs import (
     DRAWING,
@@ -107,7 +107,7 @@ def build_ui(services: Services) -> gr.Blocks:
         create_api(services, studies, decisions)  # before all others: of handlers of one name the first keeps it
         page = _arrange(services)
         study = create_study(studies, page.lanes.lanes, page.past.kept)
-        places = study, create_decide(decisions, studies.results, study.mine)
+        places = study, create_decide(decisions, studies.results, study.mine), create_verify(services)
         place_home(page, services)
         wire_presets(page.setup, from_preset, form_outputs(page.setup, page.lanes))
         wire_flags(page.lanes, page.setup["model"], page.setup.rest)
@@ -242,7 +242,7 @@ def _wire_shown(page: Page, services: Services) -> None:
         box.change(None, box, None, js=FOLLOW_JS, **SWIFT)
 
 
-def _wire_visit(blocks: gr.Blocks, page: Page, places: tuple[StudyPlace, DecidePlace], services: Services) -> None:
+def _wire_visit(blocks: gr.Blocks, page: Page, places: Any, services: Services) -> None:
     """What happens when the page is opened, when Run is pressed for the first time, and when it is closed."""
 
     def visited(kept: Any, request: gr.Request) -> tuple[dict[str, Any] | None, str, list[Any], list[Any]]:
@@ -277,7 +277,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, places: tuple[StudyPlace, DecideP
     def leave(request: gr.Request) -> None:
         for job in (RUN, TRAINING, MEASURING, LOOKING, ACTING):
             services.jobs.leave(job.session(request))
-        for each in places:
+        for each in filter(None, places):
             each.forget(request)
 
     outputs = [
@@ -295,6 +295,8 @@ def _wire_visit(blocks: gr.Blocks, page: Page, places: tuple[StudyPlace, DecideP
     mark_filled(arrived, "left")
     mark_filled(wire_visit(places[0], arrived, page.past.kept), "study-left")
     mark_filled(places[1].wire_visit(arrived), "decide-left")
+    if places[2] is not None:
+        places[2].wire_visit(arrived)
     blocks.load(None, None, None, js=PAGE_JS)
     blocks.unload(leave)
     page.launch.run.click(None, None, None, js=TO_ANSWERS, **SWIFT)

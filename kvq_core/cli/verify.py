@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from kvq_core.errors import PATH, SpecError, StoreError, abbreviate, excerpt
 from kvq_core.machine.progress import Progress
 
 if TYPE_CHECKING:
-    from kvq_core.servers.asking import Baseline
     from kvq_core.servers.verification import Report
 
 SUMMARY = "Whether a server's cache is the one that was asked for, and as good as its format should be."
@@ -22,7 +20,6 @@ EXAMPLES = (
     "    --format q8_0/q4_0 --tolerance 0.05 --out verified.xml\n"
     "  python -m kvq_core verify 0123456789abcdef --out verified.md"
 )
-KEYS = ("KVQ_SERVER_KEY", "KVQ_AGAINST_KEY")  # of the server, and of the one it is measured against
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +43,8 @@ def verify(arguments: argparse.Namespace) -> int:
     from kvq_core.servers.verification import keep, kept, status
     from kvq_core.servers.verified import EXPORTS, text, write
 
-    _check(arguments, tuple(EXPORTS))
+    if arguments.out is not None:
+        _check_out(arguments.out, tuple(EXPORTS))
     store = open_store()
     if is_id(arguments.server):
         report = kept(store, arguments.server)
@@ -73,50 +71,26 @@ def verify(arguments: argparse.Namespace) -> int:
     return status(report)
 
 
-def _check(arguments: argparse.Namespace, exports: tuple[str, ...]) -> None:
-    """Raises SpecError for what cannot be asked, before anything is."""
-    from kvq_core.record.beside import is_id
-    from kvq_core.servers.llama_cpp import Types
-
-    if arguments.out is not None and (arguments.out.is_dir() or arguments.out.suffix not in exports):
-        raise SpecError(f"--out {excerpt(str(arguments.out))} is not allowed; give a file that ends in .md or .xml.")
-    if is_id(arguments.server):
-        return
-    if arguments.prompts is None or not (arguments.against or arguments.model):
-        raise SpecError("Give --prompts, and --against URL2 or --model M to measure the server against.")
-    for name, most in (("tokens", 4096), ("top", 10_000)):
-        if not 1 <= getattr(arguments, name) <= most:
-            raise SpecError(f"--{name} {getattr(arguments, name)} is not allowed; give 1 to {most:,}.")
-    if arguments.tolerance is not None and not 0 <= arguments.tolerance < float("inf"):
-        raise SpecError(f"--tolerance {arguments.tolerance} is not allowed; give nats from 0.")
-    if arguments.format is not None:
-        Types.of(arguments.format)
+def _check_out(out: Path, exports: tuple[str, ...]) -> None:
+    """Raises SpecError before anything is asked."""
+    if out.is_dir() or out.suffix not in exports:
+        raise SpecError(f"--out {excerpt(str(out))} is not allowed; give a file that ends in .md or .xml.")
 
 
 def _measured(arguments: argparse.Namespace) -> "Report":
-    from kvq_core.servers.asking import OtherServer
-    from kvq_core.servers.dialects import connect
-    from kvq_core.servers.http import Http
     from kvq_core.servers.verification import ToVerify, verify
     from kvq_core.studies.sources import PromptSource
 
-    prompts, _ = PromptSource(file=str(arguments.prompts)).read()
-    with ExitStack() as open_:
-        server = connect(open_.enter_context(Http(arguments.server, KEYS[0])))
-        if arguments.against:
-            baseline: Baseline = OtherServer(connect(open_.enter_context(Http(arguments.against, KEYS[1]))))
-        else:
-            from kvq_core.servers.predicted import OwnBaseline
+    if arguments.prompts is None:
+        raise SpecError("Give --prompts, and --against URL2 or --model M to measure the server against.")
+    given = {name: getattr(arguments, name) for name in ("server", "against", "tokens", "top", "model", "tolerance")}
+    request = ToVerify(**given, form=arguments.format, prompts=PromptSource(file=str(arguments.prompts)).read()[0])
+    with Bar(timed=True) as bar:
 
-            baseline = OwnBaseline(arguments.model)
-        form, model = arguments.format, arguments.model
-        request = ToVerify(prompts, arguments.tokens, arguments.top, form, model, arguments.tolerance)
-        bar = open_.enter_context(Bar(timed=True))
-
-        def tell(said: Progress | str) -> None:
-            if isinstance(said, Progress):
-                bar(said)
+        def tell(now: Progress) -> None:
+            if now.total:
+                bar(now)
             else:
-                print(said, file=sys.stderr, flush=True)
+                print(now.doing, file=sys.stderr, flush=True)
 
-        return verify(server, baseline, request, tell)
+        return verify(request, tell)

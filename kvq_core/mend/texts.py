@@ -24,7 +24,7 @@ def read(file: Path | None, name: str) -> list[str]:
     """A user's texts, of JSONL prompt and continuation in one, or those that ship. Raises SpecError."""
     if file is None:
         return shipped(name)
-    return [prompt.text + (prompt.continuation or "") for prompt in read_prompts(file)]
+    return [prompt.prompt + (prompt.continuation or "") for prompt in read_prompts(file)]
 
 
 def ids_of(model: LoadedModel, texts: Sequence[str], most: int) -> list[list[int]]:

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kvq_core.errors import SpecError
-from kvq_core.machine.progress import Progress
+from kvq_core.machine.progress import Progress, Report
 from kvq_core.servers.dialects import Listed, Messages, Server, Tokens
 from kvq_core.servers.http import ServerError
 from kvq_core.servers.tops import Apart, Top
@@ -24,7 +24,6 @@ from kvq_core.studies.prompts import StudyPrompt
 PIECE, PIECES = 48, 8  # tokens at least and pieces at most of a prompt that is divided otherwise: it rounds otherwise
 WORST, BEFORE = 2, 12  # positions of a prompt that are told in their text, and tokens before them
 SAME_SERVER = 1e-5  # nats, or 3 floors: farther from what it answered before, it is another server
-Tell = Callable[[Progress | str], None]  # a string is a notice
 
 
 class Baseline(Protocol):
@@ -89,46 +88,44 @@ def _divided(length: int) -> list[int]:
     return list(range(piece, max(length, piece + 1), piece))
 
 
-def listed(server: Server, tokens: Tokens, forced: Tokens, top: int, left: int = 0, tell: Tell = print) -> list[Listed]:
-    """What it gives to every token of ``forced``, each before it is told the token. ``left``: requests of all prompts,
-    whose cost is told before most of them are sent where nothing of a text is reused."""
-    found: list[Listed] = []
-    began = time.monotonic()
-    for at in range(len(forced)):
-        found.append(server.listed([*tokens, *forced[:at]], top))
-        if left and at == 1 and found[-1].reused is not None and found[-1].reused < len(tokens) // 2:
-            took = (time.monotonic() - began) / 2 * left
-            tell(
-                f"{server.http.address} reads a text again with every token: about {left * len(tokens):,} tokens, "
-                f"{took / 60:.0f} minutes at the speed of the first two."
-            )
-    return found
+def listed(server: Server, tokens: Tokens, forced: Tokens, top: int) -> Iterator[Listed]:
+    """What it gives to every token of ``forced``, each before it is told the token."""
+    return (server.listed([*tokens, *forced[:at]], top) for at in range(len(forced)))
+
+
+def notice(text: str) -> Progress:
+    """What is said once, of no work that has an end to be far from."""
+    return Progress(text, 0, 0)
 
 
 def ask(
-    server: Server, baseline: Baseline, prompts: Sequence[StudyPrompt], tokens: int, top: int, tell: Tell
+    server: Server, baseline: Baseline, prompts: Sequence[StudyPrompt], tokens: int, top: int, tell: Report
 ) -> Iterator[Asked]:
     """Every prompt in turn, those that are kept of an earlier time first. Raises ServerError and SpecError."""
     kept = _Kept(_key(server, baseline, prompts, tokens, top))
     done = kept.read()
     if done and not _same_server(server, done[0], top):
-        tell(f"{server.http.address} answers otherwise than when this was begun: all prompts are asked anew.")
+        tell(notice(f"{server.http.address} answers otherwise than when this was begun: all prompts are asked anew."))
         done = kept.clear()
     if done:
-        tell(f"{len(done)} of {len(prompts)} prompts were asked before; what is left is asked now.")
+        tell(notice(f"{len(done)} of {len(prompts)} prompts were asked before; what is left is asked now."))
     ids = {each.id for each in done}
     yield from done
     for number, prompt in enumerate(prompts):
         if prompt.id not in ids:
-            one = _one(server, baseline, prompt, tokens, top, (len(prompts) - number) * tokens, tell)
+            one = _one(server, baseline, prompt, tokens, top, (number, len(prompts)), tell)
             kept.add(one)
             yield one
     kept.clear()
 
 
-def _one(server: Server, baseline: Baseline, prompt: StudyPrompt, count: int, top: int, left: int, tell: Tell) -> Asked:
+def _one(
+    server: Server, baseline: Baseline, prompt: StudyPrompt, count: int, top: int, place: tuple[int, int], tell: Report
+) -> Asked:
+    """``place``: how many prompts come before it, of how many."""
+    tell(Progress("Asking", place[0] * count, place[1] * count, "tokens"))
     began, before = time.monotonic(), _spent(server, baseline)
-    messages = _messages(prompt)
+    messages = messages_of(prompt)
     tokens = baseline.prompt(messages)
     if server.prompt(messages) != tokens:
         raise ServerError(
@@ -142,7 +139,7 @@ def _one(server: Server, baseline: Baseline, prompt: StudyPrompt, count: int, to
         raise ServerError(f"The baseline answers nothing to prompt {prompt.id}: there is nothing to score.")
     answers, again = baseline.lists(tokens, forced, top)
     server.read(tokens)
-    found = listed(server, tokens, forced, top, left, tell)
+    found = list(_told(server, tokens, forced, top, (place[0] * count, place[1] * count), tell))
     tops = [each.top for each in found]
     apart, floor = Apart.of(answers, tops), Apart.of(answers, again)
     told = [each.reused for each in found if each.reused is not None]
@@ -162,7 +159,28 @@ def _one(server: Server, baseline: Baseline, prompt: StudyPrompt, count: int, to
     )
 
 
-def _messages(prompt: StudyPrompt) -> Messages:
+def _told(
+    server: Server, tokens: Tokens, forced: Tokens, top: int, place: tuple[int, int], tell: Report
+) -> Iterator[Listed]:
+    """``listed``, told a token at a time; ``place``: tokens before these, of how many. What the others cost is told
+    first where nothing of a text is reused."""
+    before, total = place
+    began = time.monotonic()
+    for at, each in enumerate(listed(server, tokens, forced, top), 1):
+        yield each
+        if at == 2 and each.reused is not None and each.reused < len(tokens) // 2:
+            left = total - before
+            took = (time.monotonic() - began) / 2 * left
+            told = (
+                f"{server.http.address} reads a text again with every token: about {left * len(tokens):,} tokens, "
+                f"{took / 60:.0f} minutes at the speed of the first two."
+            )
+            tell(notice(told))
+        tell(Progress("Asking", before + at, total, "tokens"))
+
+
+def messages_of(prompt: StudyPrompt) -> Messages:
+    """Raises SpecError for a prompt with tools."""
     if prompt.tools:
         raise SpecError(f"Prompt {prompt.id} has tools, which servers are not asked with; leave it out.")
     if prompt.messages is not None:

@@ -61,13 +61,17 @@ class Server:
 
     def read(self, tokens: Tokens) -> None:
         """Let it read a text anew, whatever it has stored of it, where ``again``."""
+        if self.again:
+            self._salt = uuid.uuid4().hex
+            self._complete(tokens, 1, 1)
 
     def answer(self, tokens: Tokens, count: int) -> Tokens:
         """What it writes after a text, greedily."""
-        found = read(
-            self._complete(tokens, count, 1), self._where, lambda told: told["choices"][0]["logprobs"]["tokens"]
-        )
-        return [token for token in found if isinstance(token, str)]
+        self._salt = uuid.uuid4().hex if self.again else ""
+        return read(self._complete(tokens, count, 1), self._where, self._written)
+
+    def _written(self, told: dict[str, Any]) -> Tokens:
+        return [str(token) for token in told["choices"][0]["logprobs"]["tokens"]]
 
     def listed(self, tokens: Tokens, top: int) -> Listed:
         """Raises ServerError where it does not list at least one token, or no numbers."""
@@ -120,14 +124,8 @@ class Vllm(Server):
         told = self.http.post("/detokenize", {"model": self.model, "tokens": tokens})
         return read(told, self._where, lambda told: str(told["prompt"]))
 
-    def read(self, tokens: Tokens) -> None:
-        self._salt = uuid.uuid4().hex
-        self._complete(tokens, 1, 1)
-
-    def answer(self, tokens: Tokens, count: int) -> Tokens:
-        self._salt = uuid.uuid4().hex
-        told = self._complete(tokens, count, 1)
-        return read(told, self._where, lambda told: [*map(self._id, told["choices"][0]["logprobs"]["tokens"])])
+    def _written(self, told: dict[str, Any]) -> Tokens:
+        return [*map(self._id, super()._written(told))]
 
     def _sent(self, tokens: Tokens) -> Any:
         return tokens
@@ -158,16 +156,8 @@ class Sglang(Server):
         asked = {"model": self.model, "tokens": tokens, "skip_special_tokens": False}
         return read(self.http.post("/v1/detokenize", asked), self._where, lambda told: str(told["text"]))
 
-    def read(self, tokens: Tokens) -> None:
-        self._salt = uuid.uuid4().hex
-        self._complete(tokens, 1, 1)
-
-    def answer(self, tokens: Tokens, count: int) -> Tokens:
-        self._salt = uuid.uuid4().hex
-        told = self._complete(tokens, count, 1)
-        return read(
-            told, self._where, lambda told: [int(each[1]) for each in told["meta_info"]["output_token_logprobs"]]
-        )
+    def _written(self, told: dict[str, Any]) -> Tokens:
+        return [int(each[1]) for each in told["meta_info"]["output_token_logprobs"]]
 
     def _complete(self, tokens: Tokens, count: int, top: int) -> dict[str, Any]:
         asked = {"input_ids": tokens, "sampling_params": {"temperature": 0, "max_new_tokens": count}}

@@ -1,6 +1,5 @@
 """A user's own file under several cache types of the real engine, against its own F32 cache."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
@@ -9,12 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from kvq_core.errors import SpecError, excerpt
+from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel
 from kvq_core.models.gguf.header import read_header
+from kvq_core.servers.asking import messages_of
 from kvq_core.servers.llama_cpp import BLOCK_BYTES, EVERY, UBATCH, EngineError, LlamaCpp, Types
 from kvq_core.servers.simulated import simulate
 from kvq_core.servers.tops import Apart, Top
+from kvq_core.studies.prompts import StudyPrompt
+from kvq_core.studies.sources import READERS, PromptSource
 
 REFERENCE = Types("f32", "f32")
 FLOOR = Types("f16", "f16")
@@ -22,14 +24,6 @@ FLOOR_UBATCHES = (48, 16, 4)  # another division of the prompt rounds otherwise,
 RESAMPLED = 2000
 IN_THE_ENGINE = "measured in llama.cpp"
 SPARE = 8  # tokens of context beside those that are asked
-
-
-@dataclass(frozen=True)
-class EnginePrompt:
-    """Text for the model's template, and what is scored after it; None: what the engine answers itself."""
-
-    text: str
-    continuation: str | None = None
 
 
 @dataclass
@@ -68,44 +62,23 @@ class EngineDamage:
         return bool(found.confidence_interval.low > 0 or found.confidence_interval.high < 0)
 
 
-def read_prompts(file: Path) -> list[EnginePrompt]:
-    """A text, or JSONL whose lines have ``prompt`` and may have ``continuation``.
-
-    Raises SpecError with the line that is none.
-    """
+def read_prompts(file: Path) -> list[StudyPrompt]:
+    """A text as one prompt, or rows as a study reads them. Raises SpecError for what cannot be read."""
+    if file.suffix in READERS and file.suffix != ".txt":
+        return list(PromptSource(file=str(file)).read()[0])
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise SpecError(f"{file} cannot be read: {error}.") from None
-    if file.suffix != ".jsonl":
-        if not text.strip():
-            raise SpecError(f"{file} is empty; give a prompt.")
-        return [EnginePrompt(text)]
-    found = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            found.append(_prompt(line, f"{file.name}, line {number}"))
-    if not found:
-        raise SpecError(f"{file} holds no prompts; give one a line, such as " + '{"prompt": "..."}.')
-    return found
-
-
-def _prompt(line: str, where: str) -> EnginePrompt:
-    try:
-        told = json.loads(line)
-    except (ValueError, RecursionError):
-        raise SpecError(f"{where}: {excerpt(line)} is not JSON.") from None
-    given = {"prompt": None, "continuation": None, **told} if isinstance(told, dict) else {}
-    text, continuation = given.get("prompt"), given.get("continuation")
-    if not isinstance(text, str) or not text or not isinstance(continuation, str | None) or continuation == "":
-        raise SpecError(f"{where}: give an object with prompt, a text, and at most continuation, a text.")
-    return EnginePrompt(text, continuation)
+    if not text.strip():
+        raise SpecError(f"{file} is empty; give a prompt.")
+    return [StudyPrompt(id="1", prompt=text)]
 
 
 def measure(
     file: Path,
     every: list[Types],
-    prompts: list[EnginePrompt],
+    prompts: list[StudyPrompt],
     new_tokens: int,
     top: int = EVERY,
     threads: int = 2,
@@ -118,7 +91,8 @@ def measure(
     """
     element = _elements(file)
     reference = EngineDamage(REFERENCE, UBATCH, _bytes(REFERENCE, element))
-    room = max(len(p.text) + len(p.continuation or "") for p in prompts) + new_tokens + 512  # a token is a letter
+    # a token is a letter
+    room = max(len(str(messages_of(p))) + len(p.continuation or "") for p in prompts) + new_tokens + 512
     with LlamaCpp(file, REFERENCE, room, threads=threads) as engine:
         asked, answers = _asked(engine, reference, prompts, new_tokens, top)
     context = max(len(ids) + max(len(forced), new_tokens) for ids, forced in asked) + SPARE
@@ -139,12 +113,12 @@ def measure(
 
 
 def _asked(
-    engine: LlamaCpp, reference: EngineDamage, prompts: list[EnginePrompt], new_tokens: int, top: int
+    engine: LlamaCpp, reference: EngineDamage, prompts: list[StudyPrompt], new_tokens: int, top: int
 ) -> tuple[list[tuple[list[int], list[int]]], list[list[Top]]]:
     """Of every prompt its tokens and those that are scored after it, and what the reference gives to these."""
     asked, answers = [], []
     for prompt in prompts:
-        ids = engine.chat(prompt.text)
+        ids = engine.asked.prompt(messages_of(prompt))
         said = engine.answer(ids, new_tokens)
         forced = said.ids if prompt.continuation is None else engine.tokens(prompt.continuation)
         if not forced:

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kvq_core.errors import KvqError, SpecError, excerpt
+from kvq_core.servers.asking import listed
 from kvq_core.servers.dialects import LlamaServer
 from kvq_core.servers.http import Http, read
 from kvq_core.servers.tops import Top
@@ -105,10 +106,6 @@ class LlamaCpp:
         """Ids of a text, without what the model begins every text with."""
         return self.asked.tokens(text)
 
-    def chat(self, prompt: str) -> list[int]:
-        """Ids of a user's message as the model's own template writes it."""
-        return self.asked.prompt([{"role": "user", "content": prompt}])
-
     def answer(self, ids: list[int], count: int) -> EngineAnswer:
         """What follows a prompt, greedily."""
         told = self.asked.complete(ids, count, return_tokens=True, cache_prompt=False)
@@ -122,7 +119,7 @@ class LlamaCpp:
     def logprobs(self, ids: list[int], forced: list[int], top: int = EVERY) -> list[Top]:
         """Of every token of ``forced`` what the engine gave to its ``top`` most probable ones, before it was told the
         token; one at a time, as it decodes."""
-        return [self.asked.listed([*ids, *forced[:at]], top).top for at in range(len(forced))]
+        return [each.top for each in listed(self.asked, ids, forced, top)]
 
 
 def _answer(told: dict[str, Any]) -> EngineAnswer:

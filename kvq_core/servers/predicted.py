@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvq_core.engine.decode import Decode
 from kvq_core.engine.prefill import SharedPrefill
-from kvq_core.errors import SpecError
+from kvq_core.errors import SpecError, abbreviate
 from kvq_core.models import LoadedModel, load
 from kvq_core.servers.dialects import Messages, Tokens
 from kvq_core.servers.llama_cpp import Types
@@ -49,7 +49,11 @@ class OwnBaseline:
         self.facts: dict[str, Any] = {"engine": "KVQ Explorer", "model": self.model.id, "hash": self.model.model_hash}
 
     def prompt(self, messages: Messages) -> Tokens:
-        text = self.model.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        try:
+            text = self.model.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # a template is a program of the model's, and may fail in any way
+            said = abbreviate(" ".join(str(error).split()), 200)
+            raise SpecError(f"{self.model.title} has no chat template that takes these messages: {said}") from None
         return list(self.model.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def tokens(self, text: str) -> Tokens:

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
+from kvq_core.engines import engines
 from kvq_core.studies.intervals import FEWEST, MeanInterval, mean_interval
 
 LEAST_FLOOR = 1e-6  # nats: log-probabilities are told in single precision
@@ -32,15 +33,16 @@ class CacheVerdict:
 class FoundNats:
     """Nats by prompt and position: ``delivered`` by the server, ``floor`` by its baseline asked again, and ``lanes`` as
     ours predict, see ``predicted.predict``, or why they do not. ``reused``: share of the tokens sent that the server
-    had stored; ``stored``: whether it reads a text anew through its cache."""
+    had stored; ``stored``: whether it reads a text anew through its cache; ``engine``: its name."""
 
     delivered: ByPrompt
     floor: ByPrompt
-    lanes: dict[str, list[list[float]]]
-    unpredicted: str
     reused: float | None
     stored: bool | None
-    tolerance: float | None = None
+    engine: str
+    tolerance: float | None
+    lanes: dict[str, list[list[float]]] = field(default_factory=dict)
+    unpredicted: str = ""
 
 
 def over_prompts(values: ByPrompt) -> MeanInterval:
@@ -133,7 +135,11 @@ def _suspects(found: FoundNats, kld: MeanInterval) -> tuple[str, ...]:
     )
     if late > 3 * early > 0:
         said.append("windows: the second half of an answer costs more than three times the first")
-    return (*said, "scales: static ones that were never calibrated stay at 1.0", "another build, or other weights")
+    row = engines().get(found.engine)
+    if row is None or row.scales:
+        of = "" if row is None else f" of {', '.join(row.scales)}"
+        said.append(f"scales: static ones{of} that were never calibrated stay at 1.0")
+    return (*said, "another build, or other weights")
 
 
 def _halves(found: FoundNats) -> tuple[slice, slice]:

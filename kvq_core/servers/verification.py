@@ -2,34 +2,41 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import PurePath
 from typing import Any
 
-from kvq_core.errors import KvqError, StoreError
-from kvq_core.machine.progress import Progress
+from kvq_core.errors import KvqError, SpecError, StoreError
+from kvq_core.machine.progress import Report as Tell
 from kvq_core.record.beside import is_id, read_beside, write_beside
 from kvq_core.record.store import Store
-from kvq_core.servers.asking import Asked, Baseline, OtherServer, Tell, ask
-from kvq_core.servers.dialects import Server
-from kvq_core.servers.http import ServerError
+from kvq_core.servers.asking import Asked, Baseline, OtherServer, ask, notice
+from kvq_core.servers.dialects import Server, connect
+from kvq_core.servers.http import Http, ServerError, check_address
+from kvq_core.servers.llama_cpp import Types
 from kvq_core.servers.verdict import CacheVerdict, FoundNats, judge
 from kvq_core.studies.prompts import StudyPrompt
 
 _NAME = "verifications/{}.json"
 WORST = 8  # positions that are told in their text
+MOST = {"tokens": 4096, "top": 10_000}
+KEYS = ("KVQ_SERVER_KEY", "KVQ_AGAINST_KEY")  # of the server, and of the one it is measured against
 Report = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class ToVerify:
-    """``model``: ours to predict with, beside a server as a baseline; None: the one that the servers name, where it is
-    here. ``form``: cache types by llama.cpp's names; None: not told."""
+    """``against``: the baseline's address; None: the ``model``, which is run here. Beside it the model is ours to
+    predict with; None: the one that the servers name, where it is here. ``form``: cache types by llama.cpp's names;
+    None: not told. Raises SpecError for what cannot be asked, before anything is."""
 
+    server: str
+    against: str | None
     prompts: Sequence[StudyPrompt]
     tokens: int
     top: int
@@ -37,28 +44,50 @@ class ToVerify:
     model: str | None
     tolerance: float | None
 
+    def __post_init__(self) -> None:
+        for name, most in MOST.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise SpecError(f"{name} {getattr(self, name)} is not allowed; give 1 to {most:,}.")
+        if self.tolerance is not None and not 0 <= self.tolerance < float("inf"):
+            raise SpecError(f"tolerance {self.tolerance} is not allowed; give nats from 0.")
+        if self.form is not None:
+            Types.of(self.form)
+        for address in filter(None, (self.server, self.against)):
+            check_address(address)
+        if not (self.against or self.model):
+            raise SpecError("Give --against URL2, or --model M, to measure the server against.")
 
-def verify(server: Server, baseline: Baseline, request: ToVerify, tell: Tell) -> Report:
-    """Ask both, predict, judge. Raises ServerError where they cannot be asked, SpecError for prompts that are none."""
+
+def verify(request: ToVerify, tell: Tell) -> Report:
+    """Ask both, predict, judge. Raises ServerError where they cannot be asked, SpecError for prompts that are none,
+    ModelError for a model that cannot be run here."""
+    with ExitStack() as open_:
+        server = connect(open_.enter_context(Http(request.server, KEYS[0])))
+        if request.against:
+            return _verified(
+                server, OtherServer(connect(open_.enter_context(Http(request.against, KEYS[1])))), request, tell
+            )
+        from kvq_core.servers.predicted import OwnBaseline
+
+        return _verified(server, OwnBaseline(str(request.model)), request, tell)
+
+
+def _verified(server: Server, baseline: Baseline, request: ToVerify, tell: Tell) -> Report:
     notes = _checked(server, baseline)
-    asked = []
-    for one in ask(server, baseline, request.prompts, request.tokens, request.top, tell):
-        asked.append(one)
-        tell(Progress("Asking", len(asked), len(request.prompts), "prompts"))
-    lanes, unpredicted = _predicted(server, request, asked, tell)
+    asked = list(ask(server, baseline, request.prompts, request.tokens, request.top, tell))
     read = sum(each.read for each in asked)
     told = [each.reused for each in asked if each.reused is not None]
     reused = sum(told) / read if told and read else None
     found = FoundNats(
         delivered=[each.kld for each in asked],
         floor=[each.floor for each in asked],
-        lanes=lanes,
-        unpredicted=unpredicted,
         reused=reused,
         stored=server.stored,
+        engine=server.name,
         tolerance=request.tolerance,
     )
-    report = _report(judge(found), asked, request, reused, lanes)
+    verdict, lanes = _judged(found, server, request, asked, tell)
+    report = _report(verdict, asked, request, reused, lanes)
     report |= {"server": {"address": server.http.address, **server.facts}, "baseline": baseline.facts}
     report["notes"] = [*notes, *_said(report, server)]
     report["id"] = hashlib.sha256(json.dumps(report, sort_keys=True).encode()).hexdigest()[:16]
@@ -88,22 +117,36 @@ def _checked(server: Server, baseline: Baseline) -> list[str]:
     return notes
 
 
-def _predicted(server: Server, request: ToVerify, asked: list[Asked], tell: Tell) -> tuple[dict[str, Any], str]:
-    """Lanes as ``predicted.predict`` tells them, of a process of its own, which gives its memory back; or why not."""
+def _judged(
+    found: FoundNats, server: Server, request: ToVerify, asked: list[Asked], tell: Tell
+) -> tuple[CacheVerdict, dict[str, Any]]:
+    """The verdict, and lanes as ``predicted.predict`` tells them, of a process of its own: what both load would be
+    twice a client's memory."""
+    model, why = request.model or shipped(server), ""
     if request.form is None:
-        return {}, "no --format is given."
-    model = request.model or shipped(server)
-    if model is None:
-        return {}, "the model is not one that ships; give it with --model, where this machine can run it."
-    tell(f"Predicting {request.form} with {model}")
-    texts = [(each.tokens, each.forced) for each in asked]
-    from kvq_core.servers.predicted import predict
+        why = "no format is given."
+    elif model is None:
+        why = "the model is not one that ships; give it with --model, where this machine can run it."
+    if not why:
+        tell(notice(f"Predicting {request.form} with {model}"))
+        texts = [(each.tokens, each.forced) for each in asked]
+        try:
+            return _apart(_predicted, found, model, request.form, texts, request.top)
+        except (KvqError, OSError, RuntimeError) as error:
+            why = str(error)
+    return _apart(judge, replace(found, unpredicted=why)), {}
 
-    try:
-        with ProcessPoolExecutor(1, get_context("spawn")) as apart:
-            return apart.submit(predict, model, request.form, texts, request.top).result(), ""
-    except (KvqError, OSError, RuntimeError) as error:
-        return {}, str(error)
+
+def _apart(work: Callable[..., Any], *given: Any) -> Any:
+    with ProcessPoolExecutor(1, get_context("spawn")) as apart:
+        return apart.submit(work, *given).result()
+
+
+def _predicted(found: FoundNats, *given: Any) -> tuple[CacheVerdict, dict[str, Any]]:
+    from kvq_core.servers.predicted import predict  # with the engine, which a client does not hold
+
+    lanes = predict(*given)
+    return judge(replace(found, lanes=lanes)), lanes
 
 
 def shipped(server: Server) -> str | None:

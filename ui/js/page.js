@@ -263,5 +263,5 @@
   window.kvq.open(window.kvq.view);
   writeForm(["c", "preset"].some((name) => new URLSearchParams(location.search).has(name)) || stored(FORM) === "1");
   // The run of an empty page came with the page itself.
-  if (!["run", "vs", "c", "preset", "learn", "study", "decide"].some((name) => new URLSearchParams(location.search).has(name)) && document.querySelector("#answer section")) window.kvq.stage("home");
+  if (!["run", "vs", "c", "preset", "learn", "study", "decide", "verify"].some((name) => new URLSearchParams(location.search).has(name)) && document.querySelector("#answer section")) window.kvq.stage("home");
   document.body.classList.toggle("beside", new URLSearchParams(location.search).has("vs"));

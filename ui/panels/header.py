@@ -3,11 +3,18 @@
 import gradio as gr
 
 from kvq_core.record.fields import Record
+from kvq_core.settings import settings
 from ui.html.escape import safe
 from ui.html.glossary import glossary_html
 
-# Addresses of places, by their names. A place is listed once it is there; with one alone there is nothing to switch.
-PLACES: tuple[tuple[str, str], ...] = (("Compare", "?"), ("Study", "?study"), ("Decide", "?decide"))
+# Addresses of places, by their names.
+PLACES: tuple[tuple[str, str], ...] = (
+    ("Compare", "?"),
+    ("Study", "?study"),
+    ("Decide", "?decide"),
+    ("Verify", "?verify"),
+)
+PRIVATE = {"?verify"}  # places of private instances alone
 OTHERS = {target[1:] for _, target in PLACES if target != "?"}  # as an address has them
 LINKS = (
     ("#where", "Views"),
@@ -19,7 +26,7 @@ LINKS = (
 # Before anything is drawn: which place the address is of; style sheets show that one alone.
 PLACE_HEAD = """<script>
 const asked = new URLSearchParams(location.search);
-document.documentElement.dataset.at = ["study", "decide"].find((place) => asked.has(place)) ?? "";
+document.documentElement.dataset.at = ["study", "decide", "verify"].find((place) => asked.has(place)) ?? "";
 </script>"""
 OF_RESULTS = ("#scorecard", "#where")
 
@@ -49,9 +56,8 @@ def header_html(chip: str, over: bool = False) -> str:
 
 
 def _places() -> str:
-    if len(PLACES) < 2:
-        return ""
-    links = "".join(f'<a href="{target}" data-place="{target[1:]}">{name}</a>' for name, target in PLACES)
+    there = [place for place in PLACES if place[1] not in PRIVATE or not settings().public]
+    links = "".join(f'<a href="{target}" data-place="{target[1:]}">{name}</a>' for name, target in there)
     return f'<nav class="places" aria-label="Places">{links}</nav>'
 
 

@@ -69,9 +69,9 @@ def test_bytes_of_a_block_are_the_ones_that_the_gguf_package_knows() -> None:
 def test_prompts_are_a_text_or_a_line_each(tmp_path: Path) -> None:
     text, lines = tmp_path / "p.txt", tmp_path / "p.jsonl"
     text.write_text("Only one.\nOf two lines.")
-    assert [p.text for p in read_prompts(text)] == ["Only one.\nOf two lines."]
+    assert [p.prompt for p in read_prompts(text)] == ["Only one.\nOf two lines."]
     lines.write_text('{"prompt": "a"}\n\n{"prompt": "b", "continuation": "c"}\n')
-    assert [(p.text, p.continuation) for p in read_prompts(lines)] == [("a", None), ("b", "c")]
+    assert [(p.prompt, p.continuation) for p in read_prompts(lines)] == [("a", None), ("b", "c")]
     for wrong in ('{"prompt": 3}', "{", "[1]", '{"prompt": "a", "continuation": ""}'):
         lines.write_text('{"prompt": "a"}\n' + wrong)
         with pytest.raises(SpecError, match=r"p\.jsonl, line 2"):

@@ -1,6 +1,7 @@
 """A server's cache verified over HTTP: what is measured of every dialect, what goes wrong, and what is gone on with."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvq_core.cli.main import main
-from kvq_core.servers import asking, http
+from kvq_core.servers import asking, http, verification
 from kvq_core.servers.tops import Top
 from kvq_core.servers.verified import junit, markdown
 from tests.support.toy_servers import OWNERS, Toy, encode, serving
@@ -22,6 +23,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KVQ_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("KVQ_STORE", f"file://{tmp_path}/store")
     monkeypatch.setattr(http.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(verification, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))  # no process a test
     (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": text}) for text in PROMPTS))
     return tmp_path
 
@@ -200,9 +202,9 @@ def test_a_verification_is_kept_and_exported(home: Path, capsys: pytest.CaptureF
         (["http://me:secret@host"], "with a name or a password"),
         (["file:///etc/passwd"], "not allowed"),
         (["http://h"], "Give --prompts"),
-        (["http://h", "--against", "http://g", "--prompts", "p", "--tokens", "0"], "--tokens 0"),
-        (["http://h", "--against", "http://g", "--prompts", "p", "--format", "q9"], "Cache type 'q9'"),
-        (["http://h", "--against", "http://g", "--prompts", "p", "--out", "x.csv"], "ends in .md or .xml"),
+        (["http://h", "--against", "http://g", "--prompts", "FILE", "--tokens", "0"], "tokens 0"),
+        (["http://h", "--against", "http://g", "--prompts", "FILE", "--format", "q9"], "Cache type 'q9'"),
+        (["http://h", "--against", "http://g", "--prompts", "FILE", "--out", "x.csv"], "ends in .md or .xml"),
         (["0123456789abcdef"], "not in this store"),
     ],
 )
@@ -211,7 +213,8 @@ def test_what_cannot_be_asked_is_one_line(
 ) -> None:
     lacks_more = len(arguments) == 1 and said != "Give --prompts"
     more = ["--against", "http://g", "--prompts", str(home / "p.jsonl")] if lacks_more else []
-    assert main(["verify", *arguments, *more]) == 2
+    given = [str(home / "p.jsonl") if each == "FILE" else each for each in arguments]
+    assert main(["verify", *given, *more]) == 2
     told = capsys.readouterr().err
     assert said in told and "secret" not in told and len(told.strip().splitlines()) == 1
 
