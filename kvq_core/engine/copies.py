@@ -20,6 +20,7 @@ class Copies:
     prefix_values: Tensor
     tail_keys: Tensor
     tail_values: Tensor
+    tails: Tensor | None = None  # of keys and values, where they are of one size
 
     @classmethod
     def of_group(cls, group: LayerGroup, lanes: int, prefix: int, tokens: int) -> "Copies":
@@ -28,7 +29,10 @@ class Copies:
         first, later = (layers, lanes + 1, heads), (layers, 2 * lanes + 1, heads)
         late, wide = tokens - prefix, group.values.shape[-1]
         shapes = (*first, dim, prefix), (*first, prefix, wide), (*later, late, dim), (*later, late, wide)
-        return cls(*(torch.empty(shape, dtype=group.keys.dtype, device=group.device) for shape in shapes))
+        if dim == wide:
+            shapes = (*shapes[:2], (2, *shapes[2]))
+        made = [torch.empty(shape, dtype=group.keys.dtype, device=group.device) for shape in shapes]
+        return cls(*made[:2], *made[2], made[2]) if dim == wide else cls(*made)
 
     def of(self, kind: str) -> tuple[Tensor, Tensor]:
         """Prefix and tail, tokens before head_dim."""

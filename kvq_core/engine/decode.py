@@ -93,6 +93,8 @@ class Decode(EncodedLanes):
         while self._drafts is not None and not self._over():
             self._write(self._drafts, sampler)
             yield
+        for state in self.states_running:  # of what they wrote by themselves
+            state.resolve()
 
     def _know(self) -> Iterator[None]:
         """Where nothing but the forced rows' logits is wanted of the lanes, or of one lane alone, let the reference
@@ -225,6 +227,10 @@ class Decode(EncodedLanes):
         return new
 
     def _close(self, close: Close) -> None:
+        for row, state in enumerate(self.states_running, self._first):
+            state.resolve()
+            if state.cache is not None and not state.error:
+                self.rows.catch_up(row, state.cache)
         close(self.rows)
         self._lose(self._forced_rows())
 
@@ -262,8 +268,9 @@ class Decode(EncodedLanes):
             state.finish = self._ends(chosen[row], len(state.token_ids))
             free = self.spec.free_text and state.kernel is None and self.rows.ahead is None
             if state.finish is None and state.cache is not None and free:
-                state.free = state.cache.fork()
                 source = row - 1 + self._first
+                self.rows.catch_up(source, state.cache)
+                state.free = state.cache.fork()
                 self.rows.fork(source, state.free.selects)
                 self._take_states([*range(len(self.rows.lane_of) - 1), source])
                 self._free.append(state)

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from kvq_core.codecs.doubts import doubting
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.entry import EntryProgress, PromptEntry
 from kvq_core.engine.fit import FitCache
@@ -152,7 +153,8 @@ class EncodedLanes:
         """Let a row's ``fresh`` tokens enter a part of its cache; any thread."""
         began = time.perf_counter()
         try:
-            self.rows.store_tokens(row, cache, part, fresh)
+            with doubting(state.doubts):
+                self.rows.store_tokens(row, cache, part, fresh)
         except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
             state.error = failure_line(error)
         with _ADDING:

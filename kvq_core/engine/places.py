@@ -1,7 +1,7 @@
 """Where each row of a batch sits among the lanes whose prefix it reads."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ class RowPlaces:
     lanes: Tensor
     slots: Tensor
     alone: bool
+    heads: dict[int, Tensor] = field(default_factory=dict)  # 0, 1, ... of so many KV heads, as ``by_lane`` needs them
 
     @classmethod
     def of(cls, lane_of: Sequence[int], held: Sequence[int], device: torch.device) -> "RowPlaces":
@@ -30,8 +31,13 @@ class RowPlaces:
         return cls(rows.to(device), torch.tensor(at, device=device), torch.tensor(slots, device=device), alone)
 
     def by_lane(self, x: Tensor) -> Tensor:
-        """x (rows, ...) as (lanes, slots, ...)."""
-        return x[:, None] if self.alone else x[self.rows]
+        """x (rows, kv_heads, ...) as (lanes, kv_heads, slots, ...)."""
+        if self.alone:
+            return x[:, :, None]
+        heads = self.heads.get(x.shape[1])
+        if heads is None:
+            heads = self.heads[x.shape[1]] = torch.arange(x.shape[1], device=x.device)[:, None]
+        return x[self.rows[:, None], heads]
 
     def by_row(self, x: Tensor) -> Tensor:
         """x (lanes, kv_heads, slots, ...) as (rows, kv_heads, ...)."""

@@ -23,7 +23,7 @@ from kvq_core.engine.left_out import BiasesLeftOut
 from kvq_core.engine.places import RowPlaces
 from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import LayerGroup
-from kvq_core.engine.query_rounding import Roundings, round_queries
+from kvq_core.engine.query_rounding import RoundedQueries
 from kvq_core.engine.stored_first import StoredFirst
 from kvq_core.engine.tap import Tap
 from kvq_core.engine.tap_feed import TapEntry, TapFeed
@@ -65,7 +65,7 @@ class Rows:
         self.watched = {lane for lane, cache in enumerate(caches, 1) if cache.observes}
         kv_heads = {layer: group.keys.shape[1] for group in groups for layer in group.layers}
         self.choosing = KeyChoices([{}, *(cache.selects for cache in caches)], kv_heads)
-        self.roundings: list[Roundings] = [{}, *(cache.roundings for cache in caches)]  # by lane
+        self.rounded = RoundedQueries([{}, *(cache.roundings for cache in caches)])
         self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
         self._places: list[RowPlaces] = []
         self._reindex()
@@ -93,6 +93,7 @@ class Rows:
         self.as_computed.reindex(self.lane_of)
         self.pre_rope.reindex(self.lane_of)
         self.left_out.reindex(self.lane_of)
+        self.rounded.reindex(self.lane_of)
 
     def fork(self, row: int, choices: Choices) -> int:
         """Give a forced row's lane its own free row, a copy of it as it stands, which reads what ``choices`` of its own
@@ -141,7 +142,7 @@ class Rows:
         if how.reads is None:
             own_keys = self.left_out.without(layer, keys.float(), self.tokens)
             self._enter(copies, layer, i, own_keys, values.float())
-        asked = round_queries(queries.float(), [self.roundings[lane] for lane in self.lane_of], held_by) * how.scaling
+        asked = self.rounded(held_by, queries.float()) * how.scaling
         q = asked.reshape(count, heads, -1, dim)  # (rows, kv_heads, groups * fresh, head_dim)
         tail = slice(0, self.tokens - self.prefix + fresh)
         own_tails = [x[i, :count, :, tail].float() for x in (copies.tail_keys, copies.tail_values)]
@@ -151,13 +152,14 @@ class Rows:
         if anew[0] is not None:
             anew[0].scores_(of_tails, q)
 
-        # (lanes, slots, kv_heads, n, head_dim | tail)
+        # (lanes, kv_heads, slots, n, head_dim | tail)
         by_slot, tails = places.by_lane(q), places.by_lane(of_tails)
         shown = self.tap is not None and layer in self._showing.layers
         isolates = shown and self.tap.isolates(fresh)  # type: ignore[union-attr]
         if isolates:  # all lanes are held then, and row l is the forced row of lane l
-            by_slot = torch.cat([by_slot, q[:1, None].expand(held, -1, -1, -1, -1)], 1)
-            tails = torch.cat([tails, products.scores(q[:1].expand(held, -1, -1, -1), tail_keys[:held])[:, None]], 1)
+            alike = q[:1].expand(held, -1, -1, -1)
+            by_slot = torch.cat([by_slot, alike[:, :, None]], 2)
+            tails = torch.cat([tails, products.scores(alike, tail_keys[:held])[:, :, None]], 2)
         hide_future(tails, fresh)
         prefix_keys, prefix_values = (x[i, :held].float() for x in (copies.prefix_keys, copies.prefix_values))
         hidden = self._hidden(held_by, queries, self.tokens + fresh)
@@ -208,26 +210,46 @@ class Rows:
         """Write the step's own tokens into the tails, as a cache would hold them."""
         at = slice(self.tokens - self.prefix, self.tokens - self.prefix + keys.shape[-2])
         count = keys.shape[0]
-        for kind, new in zip(KINDS, (keys, values), strict=True):
-            copies.of(kind)[1][i, :count, :, at] = self.as_computed.held(layer, kind, new)
+        if copies.tails is not None:
+            copies.tails[:, i, :count, :, at] = self.as_computed.held(layer, KINDS, torch.stack([keys, values]))
+        else:
+            for kind, new in zip(KINDS, (keys, values), strict=True):
+                copies.of(kind)[1][i, :count, :, at] = self.as_computed.held(layer, (kind,), new[None])[0]
         self.pre_rope.enter(layer, keys, self.tokens, copies.tail_keys[i, :, :, at])
         both = copies.tail_keys[i], copies.tail_values[i]
         ahead = self.ahead is not None and keys.shape[-2] > 1
         self.stored_first.enter(layer, self.lane_of, keys.shape[-2], self.tokens, both, self.prefix, not ahead)
 
     def store_tokens(self, row: int, cache: LaneCache, part: Part, fresh: int) -> None:
-        """Let a row's new tokens enter a part of its packed store one by one, and rewrite what the store changed."""
-        tail = self.copies[part.group].of(part.kind)[1]
+        """Let a row's new tokens enter a part of its packed store, and rewrite what the store changed: one by one, or
+        once any are due, where they stand in the working copy as they will be stored."""
+        waits = self.ahead is None and not cache.stored_first and part.may_wait
         for position in range(self.tokens, self.tokens + fresh):
-            at = position - self.prefix
+            part.waiting += 1
+            if waits and not part.plain.due(part.waiting):
+                continue
             own = self.stored_first.own(self.lane_of[row], row, part, position - self.tokens)
-            cache.append(part, tokens_of(tail, part.layers, row, slice(at, at + 1)) if own is None else own, position)
+            self._store_waiting(row, cache, part, position + 1, own)
             for start, values in cache.flush(part):
                 told = fresh if self.ahead is None else position - self.tokens + 1
                 self._tell_log(part, row, start, values.shape[-2], told)
                 self._write(part.group, part.kind, part.layers, row, start, values)
         if part.stream.observes:
             self._look_back(row, part, fresh)
+
+    def catch_up(self, row: int, cache: LaneCache) -> None:
+        """Let all tokens that wait enter a row's store: before it is read, or has a second owner."""
+        for part in cache.parts:
+            if part.waiting:
+                self._store_waiting(row, cache, part, self.tokens)
+
+    def _store_waiting(self, row: int, cache: LaneCache, part: Part, end: int, own: Tensor | None = None) -> None:
+        """Those before position ``end``; ``own``: as they came, where the working copy holds them otherwise."""
+        start, part.waiting = end - part.waiting, 0
+        if own is None:
+            tail = self.copies[part.group].of(part.kind)[1]
+            own = tokens_of(tail, part.layers, row, slice(start - self.prefix, end - self.prefix))
+        cache.append(part, own, start)
 
     def _tell_log(self, part: Part, row: int, start: int, count: int, fresh: int) -> None:
         """Before ``count`` tokens are written anew from ``start`` on, after a pass of ``fresh`` has read them."""
