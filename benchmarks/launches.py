@@ -4,7 +4,7 @@ waits for the device. No GPU is needed; nothing is timed.
 ``--json`` prints {"generate", "inside", "looked", "outside", "due", "host_waits"}: operations of one step, views left
 out, of plain transformers ``generate()`` and, of a comparison of seven lanes and the noise floor with captures, of the
 model's pass over all rows, in most steps and in those whose attention captures look at, of the rest (stores, choices,
-scores) and, apart from it, of encoding the tokens that are due in this step. ``generate`` is counted on a CPU in
+scores) and, apart from it, of storing the tokens that are due in this step. ``generate`` is counted on a CPU in
 float32 with random weights; the comparison where it takes a GPU's way, on a device that holds no numbers, for which
 torch's ``meta`` stands in. Waits, of the step with most, are values that the host asks for, copies to it, and shapes
 that depend on values. Answers are made up there, another for each row, so that every lane has a row of its own text.
@@ -30,9 +30,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvq_core.capture.plan import plan_of
-from kvq_core.codecs.stream import Stream
 from kvq_core.engine.encoded_lanes import EncodedLanes
 from kvq_core.engine.prefill import SharedPrefill
+from kvq_core.engine.rows import Rows
 from kvq_core.engine.script import Script
 from kvq_core.machine import threads
 from kvq_core.models import survey
@@ -60,7 +60,7 @@ SHAPED = (aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim)  # b
 
 class Steps(TorchDispatchMode):
     """Operations of every step by name, in the order of the steps: ``inside`` the model's pass, ``outside``, and there
-    what encoding the tokens takes that are ``due``; and ``waits`` of the step."""
+    what storing the tokens takes that are ``due``; and ``waits`` of the step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Steps(TorchDispatchMode):
     @contextmanager
     def passes(self) -> Iterator[None]:
         """Within it a pass over the rows begins a step."""
-        passed, encode = EncodedLanes.passed, Stream.encode
+        passed, store = EncodedLanes.passed, Rows.store_tokens
 
         def counted(lanes: EncodedLanes, *args: Any, **more: Any) -> Any:
             for of_step in (self.inside, self.outside, self.due, self.waits):
@@ -90,14 +90,14 @@ class Steps(TorchDispatchMode):
             finally:
                 self._now = self.outside[-1]
 
-        def encoded(stream: Stream, *args: Any, **more: Any) -> Any:
-            before, self._now = self._now, self.due[-1]
+        def stored(rows: Rows, *args: Any, **more: Any) -> Any:
+            self._now = self.due[-1]
             try:
-                return encode(stream, *args, **more)
+                return store(rows, *args, **more)
             finally:
-                self._now = before
+                self._now = self.outside[-1]
 
-        with mock.patch.object(EncodedLanes, "passed", counted), mock.patch.object(Stream, "encode", encoded):
+        with mock.patch.object(EncodedLanes, "passed", counted), mock.patch.object(Rows, "store_tokens", stored):
             yield
 
 
@@ -107,7 +107,8 @@ class OnDevice(Steps):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        there = any(isinstance(x, torch.Tensor) and x.is_meta for x in args)
+        each = [x for given in args for x in (given if isinstance(given, list | tuple) else [given])]
+        there = any(isinstance(x, torch.Tensor) and x.is_meta for x in each)
         if func is aten._local_scalar_dense.default and there:
             self._waits["item"] += 1
             # of a question whether all are as they should be, or any is not, the answer that lets a run go on
@@ -124,7 +125,7 @@ class OnDevice(Steps):
             return args[0].new_zeros(1, args[0].dim(), dtype=torch.long)
         if func in (aten.index.Tensor, aten.index_put_.default) and there:
             args = (args[0], [self._numbers(at) for at in args[1]], *args[2:])
-        if there or META in (kwargs.get("device"), args[0].device if args and isinstance(args[0], torch.Tensor) else 0):
+        if there or kwargs.get("device") == META:
             return super().__torch_dispatch__(func, types, args, kwargs)
         return func(*args, **kwargs)  # on the host: nothing is launched
 
