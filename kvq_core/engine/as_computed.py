@@ -7,9 +7,10 @@ from torch import Tensor
 
 from kvq_core.engine.cache import KINDS, Kind, LaneCache
 from kvq_core.engine.prefill import LayerGroup
+from kvq_core.engine.row_part import LayerStep, RowPart
 
 
-class AsComputed:
+class AsComputed(RowPart):
     """The reference holds what it computed, and so do caches whose codecs take it (``Codec.enters``): some engines
     quantize in float32. All others round a token to fp16 before anything else."""
 
@@ -28,8 +29,18 @@ class AsComputed:
         self._rows: dict[tuple[tuple[frozenset[int], ...], torch.device], Tensor | None] = {}
 
     def reindex(self, lane_of: Sequence[int]) -> None:
-        """``lane_of[r]`` is row r's lane from now on."""
         self._lane_of, self._rows = list(lane_of), {}
+
+    def before(self, step: LayerStep) -> None:
+        """Write the step's tokens into the tails, as caches would hold them."""
+        if not step.enters:
+            return
+        both, (i, at), rows = (step.keys, step.values), (step.index, step.own), len(step.keys)
+        if step.copies.tails is not None:
+            step.copies.tails[:, i, :rows, :, at] = self.held(step.layer, KINDS, torch.stack(both))
+            return
+        for kind, new in zip(KINDS, both, strict=True):
+            step.copies.of(kind)[1][i, :rows, :, at] = self.held(step.layer, (kind,), new[None])[0]
 
     def held(self, layer: int, kinds: tuple[Kind, ...], x: Tensor) -> Tensor:
         """A pass's keys, values or both, x (kinds, rows, kv_heads, fresh, head_dim), as the rows hold them, in its

@@ -1,6 +1,7 @@
 """Buffers of the dequantized working copies: one prefix a lane, one tail a row."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,10 +30,11 @@ class Copies:
         first, later = (layers, lanes + 1, heads), (layers, 2 * lanes + 1, heads)
         late, wide = tokens - prefix, group.values.shape[-1]
         shapes = (*first, dim, prefix), (*first, prefix, wide), (*later, late, dim), (*later, late, wide)
-        if dim == wide:
-            shapes = (*shapes[:2], (2, *shapes[2]))
-        made = [torch.empty(shape, dtype=group.keys.dtype, device=group.device) for shape in shapes]
-        return cls(*made[:2], *made[2], made[2]) if dim == wide else cls(*made)
+        make = partial(torch.empty, dtype=group.keys.dtype, device=group.device)
+        if dim != wide:
+            return cls(*map(make, shapes))
+        tails = make((2, *shapes[2]))
+        return cls(make(shapes[0]), make(shapes[1]), tails[0], tails[1], tails)
 
     def of(self, kind: str) -> tuple[Tensor, Tensor]:
         """Prefix and tail, tokens before head_dim."""

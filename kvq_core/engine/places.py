@@ -17,6 +17,7 @@ class RowPlaces:
     lanes: Tensor
     slots: Tensor
     alone: bool
+    at: list[tuple[int, int]]  # each row's lane among those held, and its slot
     heads: dict[int, Tensor] = field(default_factory=dict)  # 0, 1, ... of so many KV heads, as ``by_lane`` needs them
 
     @classmethod
@@ -25,10 +26,11 @@ class RowPlaces:
         at = [held.index(lane) for lane in lane_of]
         slots = [at[:row].count(lane) for row, lane in enumerate(at)]
         rows = torch.zeros(len(held), max(slots) + 1, dtype=torch.long)
-        for row, (lane, slot) in enumerate(zip(at, slots, strict=True)):
+        placed = list(zip(at, slots, strict=True))
+        for row, (lane, slot) in enumerate(placed):
             rows[lane, slot] = row
         alone = at == list(range(len(held)))
-        return cls(rows.to(device), torch.tensor(at, device=device), torch.tensor(slots, device=device), alone)
+        return cls(rows.to(device), torch.tensor(at, device=device), torch.tensor(slots, device=device), alone, placed)
 
     def by_lane(self, x: Tensor) -> Tensor:
         """x (rows, kv_heads, ...) as (lanes, kv_heads, slots, ...)."""

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from kvq_core.codecs.queries import QueryRounding
+from kvq_core.engine.row_part import LayerStep, RowPart
 from kvq_core.models.scoring import Scoring
 
 Roundings = dict[int, QueryRounding]  # by model layer
 
 
-class RoundedQueries:
+class RoundedQueries(RowPart):
     """Queries of rows as their lanes' keys meet them: a rule rounds those of all its rows in one call."""
 
     def __init__(self, roundings: Sequence[Roundings]):
@@ -21,8 +22,10 @@ class RoundedQueries:
         self._rows: dict[tuple[bool, ...], Tensor] = {}  # which rows a rule is of, (rows, 1, 1, 1)
 
     def reindex(self, lane_of: Sequence[int]) -> None:
-        """``lane_of[r]`` is row r's lane from now on."""
         self._lane_of, self._rows = list(lane_of), {}
+
+    def before(self, step: LayerStep) -> None:
+        step.asked = self(step.held_by, step.asked)
 
     def __call__(self, layer: int, queries: Tensor) -> Tensor:
         """queries (rows, query_heads, n, head_dim) after RoPE, not yet scaled, float32."""

@@ -42,8 +42,8 @@ def test_scores_wait_for_nothing_and_lanes_are_told_by_one_copy():
 
 
 def test_a_step_of_a_small_model():
-    """The counts reached: a layer costs a comparison of eight lanes 1.5 times what it costs generate, and the host waits
-    once a step, for what all rows chose."""
+    """The counts reached: a layer costs a comparison of eight lanes 1.5 times what it costs generate, and the host
+    waits once a step, for what all rows chose."""
     one, parts = measure(layers=1)
     more, _ = measure(layers=3)
     layer = {name: (more[name] - one[name]) / 2 for name in one}

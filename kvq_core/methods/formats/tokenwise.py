@@ -54,7 +54,8 @@ class TokenCodec(Codec):
         refuse_unless(sound, f"Tokens from {start} on hold infinities or NaN, which no format here stores.")
         turned = (x[layers] if self.turn is None else self.turn.turned(x[layers]) for layers in layer_slices(x))
         parts = [self.store(part.float()) for part in turned]
-        return Block(x.shape[-2], {name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+        one = parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return Block(x.shape[-2], one)
 
     def decode(self, block: Block) -> Tensor:
         first = next(iter(block.tensors.values()))
@@ -62,7 +63,7 @@ class TokenCodec(Codec):
         for layers in layer_slices(first):
             part = self.load({name: t[layers] for name, t in block.tensors.items()})
             parts.append(part if self.turn is None else self.turn.back(part))
-        return torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def bits(self, block: Block) -> Tensor:
         one = {name: t[:1, :1, :1] for name, t in block.tensors.items()}  # all tokens take the same
