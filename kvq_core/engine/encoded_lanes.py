@@ -114,6 +114,18 @@ class EncodedLanes:
             state.error = state.error or failure_line(error)
         self.rows.choosing.failed.clear()
 
+    def _resolve(self) -> None:
+        """Ask for what codecs were not sure of."""
+        for state in self.states_running:
+            state.resolve()
+
+    def _catch_up(self) -> None:
+        """Let all tokens of the forced rows enter their stores."""
+        self._resolve()
+        for row, state in enumerate(self.states_running, self._first):
+            if state.cache is not None and not state.error:
+                self.rows.catch_up(row, state.cache)
+
     def _take_states(self, rows: list[int]) -> None:
         if self._states is not None:
             self._states = self._states.of_rows(rows)
