@@ -1,12 +1,13 @@
 """How many operations a decode step of a comparison hands to torch, which a GPU launches one by one, and how often it
 waits for the device. No GPU is needed; nothing is timed.
 
-``--json`` prints {"generate", "inside", "outside", "host_waits"}: operations of one step, views left out, of plain
-transformers ``generate()`` and, of a comparison of seven lanes and the noise floor with captures, of the model's pass
-over all rows (attention and what captures look at included) and of the rest (stores, choices, scores). Counted on a CPU
-in float32 with random weights. Waits are counted where the same step runs on another device that holds no numbers, for
-which torch's ``meta`` stands in: values that the host asks for, copies to it, and shapes that depend on values. Answers
-are made up there, another for each row, so that every lane has a row of its own text, as in the counted steps.
+``--json`` prints {"generate", "inside", "looked", "outside", "due", "host_waits"}: operations of one step, views left
+out, of plain transformers ``generate()`` and, of a comparison of seven lanes and the noise floor with captures, of the
+model's pass over all rows, in most steps and in those whose attention captures look at, of the rest (stores, choices,
+scores) and, apart from it, of storing the tokens that are due in this step. ``generate`` is counted on a CPU in
+float32 with random weights; the comparison where it takes a GPU's way, on a device that holds no numbers, for which
+torch's ``meta`` stands in. Waits, of the step with most, are values that the host asks for, copies to it, and shapes
+that depend on values. Answers are made up there, another for each row, so that every lane has a row of its own text.
 """
 
 import argparse
@@ -19,7 +20,6 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from statistics import median
 from typing import Any
 from unittest import mock
 
@@ -32,6 +32,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from kvq_core.capture.plan import plan_of
 from kvq_core.engine.encoded_lanes import EncodedLanes
 from kvq_core.engine.prefill import SharedPrefill
+from kvq_core.engine.rows import Rows
 from kvq_core.engine.script import Script
 from kvq_core.machine import threads
 from kvq_core.models import survey
@@ -40,7 +41,7 @@ from kvq_core.models.lockstep import ATTENTION, register_attention
 from kvq_core.pipeline.batch import Batch
 from kvq_core.spec import parse_spec
 
-LAYERS, PROMPT, STEPS = 32, 300, 12
+LAYERS, PROMPT, STEPS, ANSWER = 32, 300, 12, 64
 LANES: list[dict[str, Any]] = [
     {"method": "kivi", "knobs": {"bits": 4}},
     {"method": "kivi", "knobs": {"bits": 2}},
@@ -58,13 +59,17 @@ SHAPED = (aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim)  # b
 
 
 class Steps(TorchDispatchMode):
-    """Operations of every step by name, ``inside`` the model's pass and outside, in the order of the steps."""
+    """Operations of every step by name, in the order of the steps: ``inside`` the model's pass, ``outside``, and there
+    what storing the tokens takes that are ``due``; and ``waits`` of the step."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inside: list[Counter[str]] = []
         self.outside: list[Counter[str]] = []
+        self.due: list[Counter[str]] = []
+        self.waits: list[Counter[str]] = []
         self._now: Counter[str] = Counter()
+        self._waits: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not (func.is_view or func.overloadpacket.__name__ in VIEWS):
@@ -74,53 +79,61 @@ class Steps(TorchDispatchMode):
     @contextmanager
     def passes(self) -> Iterator[None]:
         """Within it a pass over the rows begins a step."""
-        passed = EncodedLanes.passed
+        passed, store = EncodedLanes.passed, Rows.store_tokens
 
         def counted(lanes: EncodedLanes, *args: Any, **more: Any) -> Any:
-            self.inside.append(Counter())
-            self._now = self.inside[-1]
+            for of_step in (self.inside, self.outside, self.due, self.waits):
+                of_step.append(Counter())
+            self._now, self._waits = self.inside[-1], self.waits[-1]
             try:
                 return passed(lanes, *args, **more)
             finally:
-                self.outside.append(Counter())
                 self._now = self.outside[-1]
 
-        EncodedLanes.passed = counted  # type: ignore[method-assign]
-        try:
+        def stored(rows: Rows, *args: Any, **more: Any) -> Any:
+            self._now = self.due[-1]
+            try:
+                return store(rows, *args, **more)
+            finally:
+                self._now = self.outside[-1]
+
+        with mock.patch.object(EncodedLanes, "passed", counted), mock.patch.object(Rows, "store_tokens", stored):
             yield
-        finally:
-            EncodedLanes.passed = passed  # type: ignore[method-assign]
 
 
-class Waits(Steps):
-    """Steps on a device that holds no numbers: counted is what waits for one, and answers to it are made up."""
+class OnDevice(Steps):
+    """Steps on a device that holds no numbers: they take the way of a GPU, what waits for a number is counted, and
+    answers to it are made up."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        there = any(isinstance(x, torch.Tensor) and x.is_meta for x in args)
+        each = [x for given in args for x in (given if isinstance(given, list | tuple) else [given])]
+        there = any(isinstance(x, torch.Tensor) and x.is_meta for x in each)
         if func is aten._local_scalar_dense.default and there:
-            self._now["item"] += 1
+            self._waits["item"] += 1
             # of a question whether all are as they should be, or any is not, the answer that lets a run go on
             return self._last is not aten.any if args[0].dtype == torch.bool else made_up(args[0]).item()
         self._last = func.overloadpacket
         if func is aten._to_copy.default and there and kwargs.get("device", META) != META:
-            self._now["cpu"] += 1
+            self._waits["cpu"] += 1
             return made_up(args[0]).to(kwargs.get("dtype") or args[0].dtype)
         if func is aten.copy_.default and not args[0].is_meta and there:
-            self._now["cpu"] += 1
+            self._waits["cpu"] += 1
             return args[0].copy_(made_up(args[1]))
         if func.overloadpacket in SHAPED and there:
-            self._now[func.overloadpacket.__name__] += 1
+            self._waits[func.overloadpacket.__name__] += 1
             return args[0].new_zeros(1, args[0].dim(), dtype=torch.long)
         if func in (aten.index.Tensor, aten.index_put_.default) and there:
             args = (args[0], [self._numbers(at) for at in args[1]], *args[2:])
-        return func(*args, **kwargs)
+        if there or kwargs.get("device") == META:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        return func(*args, **kwargs)  # on the host: nothing is launched
 
     def _numbers(self, at: torch.Tensor | None) -> torch.Tensor | None:
         """A boolean index as one place."""
         if at is None or at.dtype not in (torch.bool, torch.uint8):
             return at
-        self._now["boolean index"] += 1
+        self._waits["boolean index"] += 1
         assert at.dim() == 1, f"a boolean index of {at.dim()} dimensions"
         return at.new_zeros(1, dtype=torch.long)
 
@@ -151,7 +164,7 @@ def build(layers: int = LAYERS) -> LoadedModel:
 
 def without_numbers(model: LoadedModel) -> LoadedModel:
     """The model on the device ``meta``, with what is found by running it, which is found before."""
-    rope, found = model.rope(PROMPT + STEPS + 8), (model.shape, model.rotations, model.scoring)
+    rope, found = model.rope(PROMPT + ANSWER), (model.shape, model.rotations, model.scoring)
     assert all(found)
     twin = deepcopy(model.model).to(META)
     survey._known[twin] = survey.survey(model.model)
@@ -183,7 +196,7 @@ def comparison(model: LoadedModel, ids: list[int], counted: Steps, detail: str =
     """Lanes beside the reference on one prompt; every step is counted."""
     lanes = [{**lane, "label": f"{at}"} for at, lane in enumerate(LANES)]
     spec = parse_spec(
-        {"prompt": "-", "max_new_tokens": steps + 2, "ignore_eos": True, "lanes": lanes, "capture": {"detail": detail}}
+        {"prompt": "-", "max_new_tokens": ANSWER, "ignore_eos": True, "lanes": lanes, "capture": {"detail": detail}}
     )
     prefill = SharedPrefill(model.stepping(), ids)
     for _ in prefill.run():
@@ -200,24 +213,17 @@ def comparison(model: LoadedModel, ids: list[int], counted: Steps, detail: str =
             pass
 
 
-def middle(steps: list[Counter[str]]) -> int:
-    """Of the steps but the first three, in which lanes part."""
-    return round(median(step.total() for step in steps[3:]))
-
-
 def measure(layers: int = LAYERS, detail: str = "normal") -> tuple[dict[str, int], dict[str, Counter[str]]]:
-    """The four counts, and of one step what they are made of."""
+    """The counts, and what a step is made of."""
     torch.set_num_threads(1)  # operations of other threads would not be seen
     ids, model = ids_of(), build(layers)
-    made = {"generate": generate_step(model, ids)}
-    with Steps() as counted:
-        comparison(model, ids, counted, detail)
-    there = without_numbers(model)
-    with Waits() as waits:
-        comparison(there, ids, waits, detail)
-    waited = [one + two for one, two in zip(waits.inside, waits.outside, strict=True)]
-    made |= {"inside": middle(counted.inside), "outside": middle(counted.outside), "host_waits": middle(waited)}
-    return made, {"inside": counted.inside[-2], "outside": counted.outside[-2], "host_waits": waited[-2]}
+    with OnDevice() as there:
+        comparison(without_numbers(model), ids, there, detail)
+    later = slice(3, None)  # in the first ones lanes part
+    order = sorted(there.inside[later], key=Counter.total)
+    steps = {"inside": order[len(order) // 2], "looked": order[-1], "outside": there.outside[-1], "due": there.due[-1]}
+    steps["host_waits"] = max(there.waits[later], key=Counter.total)
+    return {"generate": generate_step(model, ids)} | {name: of.total() for name, of in steps.items()}, steps
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from kvq_kernels.attention import decode_attention
 from kvq_kernels.commuted import codebook_scores, codebook_values
 from kvq_kernels.dispatch import KernelError, Path, paths_taken
 from kvq_kernels.gemv import packed_scores, packed_values
+from kvq_kernels.ggml import q8_0, round_q8_0, round_q8_0_at_once
 from kvq_kernels.grouped import Grid, PackedGroups, quantize_pack, unpack_dequantize
 from kvq_kernels.latent import LatentKeys, latent_dense, latent_scores
 from kvq_kernels.layout import Layout
@@ -66,11 +67,14 @@ __all__ = [
     "packed_scores",
     "packed_values",
     "paths_taken",
+    "q8_0",
     "quantize_groups",
     "quantize_hybrid",
     "quantize_pack",
     "quantize_signed",
     "rotate",
+    "round_q8_0",
+    "round_q8_0_at_once",
     "same_launches",
     "squat_codes",
     "squat_quantize",

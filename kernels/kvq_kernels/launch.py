@@ -53,6 +53,7 @@ TABLES = Launch(tokens=32, stages=1)  # entries of a codebook
 MIXED = Launch(tokens=32, warps=8, stages=1)
 COMBINE = Launch(tokens=256, warps=8, stages=1)  # splits a turn, all on their way at once
 COMBINED = 32  # channels of a program that combines: a head's are shared out, for that is all it has to wait for
+ROUND = Launch(tokens=64, stages=1)  # blocks of 32 channels
 ENTER = Launch(tokens=2048, stages=1)  # elements at once, combining splits as COMBINE does meanwhile
 
 # A deeper pipeline helps where loads take longer than the products they feed, and takes more shared memory.

@@ -1,5 +1,6 @@
 """Bit packing along the last dimension: b-bit codes in a little-endian bit stream held in uint8."""
 
+from functools import cache
 from math import gcd
 
 import torch
@@ -14,6 +15,12 @@ def _word(bits: int) -> tuple[int, int]:
         raise ValueError(f"bits = {bits}: codes of 1 to 8 bits can be packed")
     common = gcd(8, bits)
     return 8 // common, bits // common
+
+
+@cache
+def _shifts(bits: int, device: torch.device) -> Tensor:
+    """Of the codes of a byte."""
+    return torch.arange(0, 8, bits, dtype=torch.uint8, device=device)
 
 
 def packed_bytes(count: int, bits: int) -> int:
@@ -35,6 +42,8 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     if short:
         codes = torch.nn.functional.pad(codes, (0, short))
     groups = codes.unflatten(-1, (-1, per_word))
+    if size == 1 and not codes.is_cpu:  # which pays for launches
+        return (groups << _shifts(bits, codes.device)).sum(-1, dtype=torch.uint8)
     if size == 1:  # 1, 2 and 4 bits: a word is one byte, and uint8 arithmetic suffices
         word = groups[..., 0].clone()
         for i in range(1, per_word):
@@ -55,6 +64,8 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     if per_word == 1:
         return packed[..., :count]
     mask = (1 << bits) - 1
+    if size == 1 and not packed.is_cpu:
+        return ((packed[..., None] >> _shifts(bits, packed.device)) & mask).flatten(-2)[..., :count]
     if size == 1:  # spread a byte's codes over the bytes of a wider integer: whole-word arithmetic is vectorized
         word = packed.to(_SPREAD[bits], memory_format=torch.contiguous_format)
         spread = word.clone()

@@ -37,7 +37,7 @@ def quantize_groups(
     zeros = low.to(zero_point or metadata)
     # a tensor on its own device: by a number, torch multiplies with its reciprocal on GPUs, which rounds otherwise
     scales = ((high - low) / high.new_full((), top)).to(metadata)
-    scales = torch.where(scales == 0, torch.ones_like(scales), scales)  # NaN stays
+    scales.masked_fill_(scales == 0, 1.0)  # NaN stays
     codes = ((groups - zeros.float()) / scales.float()).round_().clamp_(0, top).to(torch.uint8)
     return GroupCodes(codes.flatten(-2)[..., :count], scales[..., 0], zeros[..., 0])
 

@@ -43,7 +43,7 @@ def quantize_signed(x: Tensor, bits: int, group_size: int, metadata: torch.dtype
     sizes = groups.abs()
     top = (1 << bits) - 1
     scales = (sizes.amax(-1, keepdim=True) / sizes.new_full((), top)).to(metadata)  # see quantize_groups
-    scales = torch.where(scales == 0, torch.ones_like(scales), scales)  # NaN stays
+    scales.masked_fill_(scales == 0, 1.0)  # NaN stays
     codes = sizes.div_(scales.float()).round_().clamp_(max=top).to(torch.uint8)
     return SignedCodes(codes.flatten(-2)[..., : x.shape[-1]], pack((groups < 0).to(torch.uint8), 1), scales[..., 0])
 
@@ -99,7 +99,8 @@ def dequantize_hybrid(coded: HybridCodes, group_size: int, zero_point: torch.dty
 
 def _grouped(x: Tensor, group_size: int) -> Tensor:
     """(..., n) -> (..., groups, group_size), a last incomplete group filled with zeros."""
-    return torch.nn.functional.pad(x, (0, -x.shape[-1] % group_size)).unflatten(-1, (-1, group_size))
+    short = -x.shape[-1] % group_size
+    return (torch.nn.functional.pad(x, (0, short)) if short else x).unflatten(-1, (-1, group_size))
 
 
 def _each(groups: Tensor, group_size: int, count: int) -> Tensor:

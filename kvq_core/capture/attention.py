@@ -1,12 +1,13 @@
 """Attention itself at a few steps of forced rows: its change, its sinks, the error by depth, the rows to look at."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kvq_core.capture.scores import Extent, weights_of
+from kvq_core.capture.scores import Extent, span, weights_of
 from kvq_core.engine.divergence import kl_divergence
 from kvq_core.engine.tap import StepScores
 from kvq_core.models.scoring import Scoring
@@ -53,8 +54,17 @@ class AttentionTap:
     score delta| by depth is over all keys, read or not.
     """
 
-    def __init__(self, extent: Extent, steps: int, layers: list[int], heads: list[int], bins: Buckets):
-        """``steps``: how many are looked at, at most; fewer where their rows would take more than ROW_BYTES."""
+    def __init__(
+        self,
+        extent: Extent,
+        steps: int,
+        layers: list[int],
+        heads: list[int],
+        bins: Buckets,
+        device: torch.device | str = "cpu",
+    ):
+        """``steps``: how many are looked at, at most; fewer where their rows would take more than ROW_BYTES.
+        ``device``: where it gathers what it sees, see ``scores.to_host``."""
         e, self.bins = extent, bins
         self.layers, self.heads = layers, heads
         drawn = 1 + e.drawn  # the reference's as well
@@ -63,13 +73,14 @@ class AttentionTap:
         self.steps = sorted({i * (e.steps - 1) // max(1, count - 1) for i in range(count)}) if e.steps else []
         self.depths = Buckets.of(e.tokens, DEPTHS)
         shape = (len(self.steps), e.layers, e.query_heads)
-        self.kl = torch.zeros(e.lanes, *shape)
-        self.sink_mass = torch.zeros(1 + e.lanes, *shape)
-        self.reference_query = torch.zeros(e.lanes, *shape)
-        self.uncentred = torch.zeros(e.lanes, *shape)
-        self.by_depth = torch.zeros(e.lanes, e.layers, e.query_heads, self.depths.count)
+        self.kl = torch.zeros(e.lanes, *shape, device=device)
+        self.sink_mass = torch.zeros(1 + e.lanes, *shape, device=device)
+        self.reference_query = torch.zeros(e.lanes, *shape, device=device)
+        self.uncentred = torch.zeros(e.lanes, *shape, device=device)
+        self.by_depth = torch.zeros(e.lanes, e.layers, e.query_heads, self.depths.count, device=device)
         self.seen = torch.zeros(self.depths.count)  # keys seen in each bucket, over the steps
-        self.rows = torch.zeros(drawn, len(self.steps), len(layers), len(heads), bins.count, dtype=torch.uint8)
+        rows = drawn, len(self.steps), len(layers), len(heads), bins.count
+        self.rows = torch.zeros(rows, dtype=torch.uint8, device=device)
         self.first = min(e.looked, default=0)
         self._row_of = {layer: i for i, layer in enumerate(layers)}
         self._every_head = heads == list(range(e.query_heads))
@@ -96,38 +107,47 @@ class AttentionTap:
             at = self._at.get(self.step + i)
             if at is None:
                 continue
-            assert seen.with_reference_query is not None  # ``looks`` was asked
             visible = slice(tokens - fresh + i + 1)
             weights = weights_of(quantized, tokens, seen.own.device)[:, 0, :, visible]
-            for n, layer in enumerate(seen.layers):
-                own, other = (x[n, :, :, i, visible] for x in (seen.own, seen.with_reference_query))
-                reads = {row: read[:, visible] for row, read in seen.reads[n].items()}
-                self._look(layer, at, own, reads, seen.sinks[n] if seen.sinks else None)
-                delta, count = other[1:] - own[:1], weights.sum(-1)
-                self.uncentred[:, at, layer] = (delta.abs().mul_(weights).sum(-1) / count).cpu()
-                self.reference_query[:, at, layer] = (_centred_size(delta).mul_(weights).sum(-1) / count).cpu()
+            # a core's cache holds those of a layer; a GPU pays for launches
+            for some in seen.split(1 if seen.own.device.type == "cpu" else len(seen.layers)):
+                self._look(some, at, i, visible, weights)
 
-    def _look(self, layer: int, at: int, scores: Tensor, reads: dict[int, Tensor], sinks: Tensor | None) -> None:
-        """scores (1 + lanes, query_heads, positions), the reference's first; ``sinks`` (query_heads,) stand in the
-        softmax as one more position, which the divergence is over, too."""
-        positions = scores.shape[-1]
-        log = torch.log_softmax(_with_sink(scores, sinks), -1)
-        mass = log.exp()[..., :positions]
-        kl = kl_divergence(log[:1], log[1:])
-        for row, read in reads.items():
-            left_out = ~read.repeat_interleave(scores.shape[1] // len(read), 0)
-            own = torch.log_softmax(_with_sink(scores[row].masked_fill(left_out, float("-inf")), sinks), -1)
-            mass[row] = own.exp()[..., :positions]
-            kl[row - 1] = kl_divergence(own, log[0])
-        self.kl[:, at, layer] = kl.cpu()
-        self.sink_mass[:, at, layer] = mass[..., :SINKS].sum(-1).cpu()
-        self.by_depth[:, layer] += self.depths.sums(_centred_size(scores[1:] - scores[:1])).cpu()
-        if layer == self.first:
-            self.seen += self.depths.sums(torch.ones(scores.shape[-1]))
-        if layer in self._row_of:
-            drawn = mass[: len(self.rows)]
-            pooled = self.bins.sums(drawn if self._every_head else drawn[:, self.heads])
-            self.rows[:, at, self._row_of[layer]] = pooled.clamp_(0, 1).sqrt_().mul_(255).round_().to(torch.uint8).cpu()
+    def _look(self, seen: StepScores, at: int, i: int, visible: slice, weights: Tensor) -> None:
+        """At the i-th token of ``seen``, the step ``at`` of those looked at. Where sinks stand in the softmax, as one
+        position more, the divergence is over it, too."""
+        assert seen.with_reference_query is not None  # ``looks`` was asked
+        layers, device = span(seen.layers), self.kl.device
+        own, other = (x[..., i, visible] for x in (seen.own, seen.with_reference_query))
+        log = torch.log_softmax(_with_sinks(own, seen.sinks), -1)  # (layers, 1 + lanes, query_heads, positions)
+        mass = log.exp()[..., : own.shape[-1]]
+        kl = kl_divergence(log[:, :1], log[:, 1:])
+        for n, row, read in ((n, *each) for n, reads in enumerate(seen.reads) for each in reads.items()):
+            left_out = ~read[:, visible].repeat_interleave(own.shape[2] // len(read), 0)
+            scores = own[n, row].masked_fill(left_out, float("-inf"))
+            leaving = torch.log_softmax(_with_sinks(scores[None], seen.sinks[n : n + 1])[0], -1)
+            mass[n, row] = leaving.exp()[..., : own.shape[-1]]
+            kl[n, row - 1] = kl_divergence(leaving, log[n, 0])
+
+        def keep(where: Tensor, values: Tensor) -> None:
+            where[:, at, layers] = values.transpose(0, 1).to(device)
+
+        keep(self.kl, kl)
+        keep(self.sink_mass, mass[..., :SINKS].sum(-1))
+        by_depth = self.depths.sums(_centred_size(own[:, 1:] - own[:, :1]))
+        self.by_depth[:, layers] += by_depth.transpose(0, 1).to(device)
+        if self.first in seen.layers:
+            self.seen += self.depths.sums(torch.ones(own.shape[-1]))
+        drawn = [n for n, layer in enumerate(seen.layers) if layer in self._row_of]
+        if drawn:
+            some = mass[span(drawn), : len(self.rows)]
+            pooled = self.bins.sums(some if self._every_head else some[:, :, self.heads])
+            shown = pooled.clamp_(0, 1).sqrt_().mul_(255).round_().to(torch.uint8)
+            drawn = [self._row_of[seen.layers[n]] for n in drawn]
+            self.rows[:, at, span(drawn)] = shown.transpose(0, 1).to(device)
+        delta, count = other[:, 1:] - own[:, :1], weights.sum(-1)
+        keep(self.uncentred, delta.abs().mul_(weights).sum(-1) / count)
+        keep(self.reference_query, _centred_size(delta).mul_(weights).sum(-1) / count)
 
     def of_reference(self) -> dict[str, Tensor]:
         """Arrays of the reference, named as in the record."""
@@ -149,11 +169,14 @@ class AttentionTap:
         return found
 
 
-def _with_sink(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """scores (..., query_heads, positions) and, where there are sinks, one position more."""
-    if sinks is None:
+def _with_sinks(scores: Tensor, sinks: Sequence[Tensor | None]) -> Tensor:
+    """scores (layers, ..., query_heads, positions) and, where any layer has sinks (query_heads,), one position more."""
+    if all(own is None for own in sinks):
         return scores
-    return torch.cat([scores, sinks.float()[:, None].expand(*scores.shape[:-1], 1)], -1)
+    none = scores.new_full(scores.shape[-2:-1], float("-inf"))
+    stacked = torch.stack([none if own is None else own.float() for own in sinks])
+    wide = stacked.view(len(sinks), *[1] * (scores.dim() - 3), -1, 1)
+    return torch.cat([scores, wide.expand(*scores.shape[:-1], 1)], -1)
 
 
 def _centred_size(delta: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from kvq_core.capture.distribution import KeyBasis
 from kvq_core.capture.other_prompts import OtherPrompt, directions_of, other_prompts
 from kvq_core.capture.pairs import key_pairs
 from kvq_core.capture.plan import CapturePlan
-from kvq_core.capture.scores import Extent, ScoreTap
+from kvq_core.capture.scores import Extent, ScoreTap, to_host
 from kvq_core.capture.spectra import (
     RANKS,
     deviations,
@@ -56,9 +56,10 @@ class Captures:
         self.model, self.prefill, self.rope, self.extent = model, prefill, rope, extent
         self.detail, self._first = spec.capture.detail, first
         self.seconds = self.seconds_decoding = 0.0
-        self.tap = ScoreTap(extent, plan.layers, plan.heads)
+        device = prefill.groups[0].device
+        self.tap = ScoreTap(extent, plan.layers, plan.heads, device)
         bins = Buckets(self.tap.bin_width, extent.tokens)
-        self.attention = AttentionTap(extent, plan.steps, plan.layers, plan.heads, bins)
+        self.attention = AttentionTap(extent, plan.steps, plan.layers, plan.heads, bins, device)
         self.distribution_layers = plan.distributions
         self.errors: dict[int, CacheErrors] = {}
         self.truth: ReferenceCache | None = None
@@ -102,6 +103,8 @@ class Captures:
     def close(self, rows: Rows, caches: dict[int, LaneCache]) -> None:
         """The reference has ended: measure the caches of the forced rows, by lane (row - 1)."""
         with self._clock():
+            for tap in (self.tap, self.attention):
+                to_host(tap)
             known = Event()  # the directions of the prompt's queries, and what lanes are compared with
             measuring = [partial(self._measure, rows, lane, cache, known) for lane, cache in caches.items()]
             for _ in threads.in_order([*self._of_no_lane(rows, known), *measuring], rows.cores):

@@ -17,10 +17,22 @@ SCORE_BYTES = 52_000_000  # of maps and statistics together
 
 def weights_of(quantized: list[tuple[int, int]], tokens: int, device: torch.device) -> Tensor:
     """1 at the positions each lane holds quantized, at all where it holds none: (lanes, 1, 1, tokens)."""
-    weights = torch.zeros(len(quantized), 1, 1, tokens, device=device)
+    weights = torch.zeros(len(quantized), 1, 1, tokens)
     for lane, (start, end) in enumerate(quantized):
         weights[lane, ..., slice(start, end) if end > start else slice(None)] = 1
-    return weights
+    return weights.to(device)
+
+
+def span(places: list[int]) -> slice | list[int]:
+    """Consecutive places as a slice, which no index has to be sent to a device for."""
+    return slice(places[0], places[-1] + 1) if places == list(range(places[0], places[-1] + 1)) else places
+
+
+def to_host(tap: object) -> None:
+    """Take over what a tap gathered where the scores were: once, for each copy waits for the device."""
+    for name, held in vars(tap).items():
+        if isinstance(held, Tensor):
+            setattr(tap, name, held.cpu())
 
 
 @dataclass(frozen=True)
@@ -60,18 +72,19 @@ class ScoreTap:
     centring took away; and for ``map_layers`` the signed extreme of each bin of steps x positions.
     """
 
-    def __init__(self, extent: Extent, map_layers: list[int], map_heads: list[int]):
+    def __init__(self, extent: Extent, map_layers: list[int], map_heads: list[int], device: torch.device | str = "cpu"):
+        """``device``: where it gathers what it sees, see ``to_host``."""
         e = self.extent = extent
         self.map_layers, self.map_heads = map_layers, map_heads
         self._row_of = {layer: i for i, layer in enumerate(map_layers)}
         shape = (e.lanes, e.layers, e.query_heads, e.steps)
-        self.mean, self.max, self.offset = (torch.zeros(shape) for _ in range(3))
-        self.queries = torch.zeros(e.layers, e.query_heads, e.steps, e.head_dim)
+        self.mean, self.max, self.offset = (torch.zeros(shape, device=device) for _ in range(3))
+        self.queries = torch.zeros(e.layers, e.query_heads, e.steps, e.head_dim, device=device)
         self.step_bins = max(1, min(STEP_BINS, e.steps))
         self.bin_width = -(-e.tokens // POSITION_BINS)
         self.position_bins = -(-e.tokens // self.bin_width)
         maps = (e.drawn, len(map_layers), len(map_heads), self.step_bins, self.position_bins)
-        self.map = torch.zeros(maps)
+        self.map = torch.zeros(maps, device=device)
         self.step = 0
         self.quantized: list[tuple[int, int]] = []  # the range of key positions each lane holds quantized in this step
         self._every_head = map_heads == list(range(e.query_heads))
@@ -95,23 +108,23 @@ class ScoreTap:
         self.step += fresh
 
     def scores(self, seen: StepScores) -> None:
-        layers, own = seen.layers, seen.own
+        layers, own, device = span(seen.layers), seen.own, self.map.device
         fresh, tokens = own.shape[-2:]
         now = slice(self.step, self.step + fresh)
-        self.queries[layers, :, now] = seen.queries.cpu()
+        self.queries[layers, :, now] = seen.queries.to(device)
         weights = weights_of(self.quantized, tokens, own.device)
         count = weights.sum(-1)
 
         def keep(where: Tensor, values: Tensor) -> None:
-            where[:, layers, :, now] = values.transpose(0, 1).cpu()
+            where[:, layers, :, now] = values.transpose(0, 1).to(device)
 
         delta, offset = self._centred(own[:, 1:] - own[:, :1])
         keep(self.offset, offset)
-        drawn = [i for i, layer in enumerate(layers) if layer in self._row_of]
+        drawn = [i for i, layer in enumerate(seen.layers) if layer in self._row_of]
         if drawn and self.map.shape[0]:
-            some = delta if len(drawn) == len(layers) else delta[drawn]
+            some = delta if len(drawn) == len(seen.layers) else delta[drawn]
             heads = some if self._every_head else some[:, :, self.map_heads]
-            self._pool([self._row_of[layers[i]] for i in drawn], heads)
+            self._pool([self._row_of[seen.layers[i]] for i in drawn], heads)
         size = delta.abs_().mul_(weights)
         keep(self.mean, size.sum(-1) / count)
         keep(self.max, size.amax(-1))
@@ -145,15 +158,14 @@ class ScoreTap:
         high = max_pool1d(flat, width, width, ceil_mode=True)
         low = max_pool1d(flat.neg_(), width, width, ceil_mode=True)
         # the larger of both with the sign it came from; torch.where would take ten times as long on a CPU
-        extreme = (
-            torch.maximum(high, low).copysign_(high.sub_(low)).view(*delta.shape[:-1], -1)[:, : self.extent.drawn].cpu()
-        )
+        extreme = torch.maximum(high, low).copysign_(high.sub_(low)).view(*delta.shape[:-1], -1)
+        extreme, at = extreme[:, : self.extent.drawn].to(self.map.device), span(rows)
         bins = extreme.shape[-1]
         for i in range(delta.shape[-2]):
             step = self.step + i
             held, new = self.map[..., self._bin(step), :bins], extreme[..., i, :].transpose(0, 1)
             begins = step == 0 or self._bin(step) > self._bin(step - 1)
-            held[:, rows] = new if begins else torch.where(new.abs() > held[:, rows].abs(), new, held[:, rows])
+            held[:, at] = new if begins else torch.where(new.abs() > held[:, at].abs(), new, held[:, at])
 
     def int8_map(self, lane: int) -> tuple[Tensor, Tensor]:
         """A lane's map as int8 (map layers, map heads, step bins, position bins), its scale (map layers, map heads)."""

@@ -123,7 +123,7 @@ def layer_slices(x: Tensor, elements: int = 1 << 20) -> Iterator[slice]:
     On a CPU, elementwise passes over a whole prompt's keys are several times slower than the same passes layer by
     layer: each of them writes fresh memory. A GPU takes all layers at once.
     """
-    step = x.shape[0] if x.is_cuda else max(1, elements * x.shape[0] // max(1, x.numel()))
+    step = x.shape[0] if x.device.type != "cpu" else max(1, elements * x.shape[0] // max(1, x.numel()))
     return (slice(start, min(start + step, x.shape[0])) for start in range(0, x.shape[0], step))
 
 

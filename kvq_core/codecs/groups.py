@@ -84,7 +84,10 @@ class GroupCodec(Codec):
         *outer, tokens, dim = self.shape(block)
         inner = (dim, tokens) if self.axis == "tokens" else (tokens, dim)  # in memory as the codes lie
         out = torch.empty(*outer, *inner, device=block.tensors["codes"].device)
-        for layers in layer_slices(out):
+        slices = list(layer_slices(out))
+        if len(slices) == 1:
+            out, slices = dequantize_groups(self.load(block), self.group_size), []
+        for layers in slices:
             part = Block(block.tokens, {name: t[layers] for name, t in block.tensors.items()})
             out[layers] = dequantize_groups(self.load(part), self.group_size)
         return out.mT if self.axis == "tokens" else out

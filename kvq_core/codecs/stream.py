@@ -144,6 +144,12 @@ class Stream:
         """Length of the prefix of a prompt of so many ``tokens`` that no later step changes."""
         return self.window.frozen(tokens)
 
+    def due(self, tokens: int) -> bool:
+        """Whether any are to be encoded once so many ``tokens`` have entered."""
+        room = 0 if self.window.step is None else self.window.sink - self.sinks.shape[-2]
+        held = self.recent_tokens + max(0, tokens - room)
+        return not self.window.prompt_only and self.window.leaving(held) > 0
+
     def boundaries(self, tokens: int) -> list[int]:
         """Where the encoded tokens end, or will begin, now and once 1, 2, ... ``tokens`` new ones have entered one by
         one."""
@@ -210,7 +216,8 @@ class Stream:
                 self._recent.insert(0, rest)
             taken.append(first)
             due -= first.shape[-2]
-        return torch.cat(taken, -2)
+        # what is converted next need not be copied, too
+        return taken[0] if len(taken) == 1 and taken[0].dtype == torch.float16 else torch.cat(taken, -2)
 
     @property
     def observes(self) -> bool:

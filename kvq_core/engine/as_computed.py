@@ -7,9 +7,10 @@ from torch import Tensor
 
 from kvq_core.engine.cache import KINDS, Kind, LaneCache
 from kvq_core.engine.prefill import LayerGroup
+from kvq_core.engine.row_part import LayerStep, RowPart
 
 
-class AsComputed:
+class AsComputed(RowPart):
     """The reference holds what it computed, and so do caches whose codecs take it (``Codec.enters``): some engines
     quantize in float32. All others round a token to fp16 before anything else."""
 
@@ -24,22 +25,33 @@ class AsComputed:
                 if part.rope is None and part.stream.enters == torch.float32:
                     for layer in part.of_model(cache.layers):
                         self._lanes[layer, part.kind] |= {lane}
-        self._rows: dict[tuple[frozenset[int], torch.device], Tensor | None] = {}
+        self._lane_of: list[int] = []
+        self._rows: dict[tuple[tuple[frozenset[int], ...], torch.device], Tensor | None] = {}
 
     def reindex(self, lane_of: Sequence[int]) -> None:
-        """``lane_of[r]`` is row r's lane from now on."""
-        self._rows = {}
-        for (layer, _), lanes in self._lanes.items():
-            key = lanes, self._device[layer]
-            if key not in self._rows:
-                at = [lane in lanes for lane in lane_of]
-                self._rows[key] = None if all(at) else torch.tensor(at, device=key[1]).view(-1, 1, 1, 1)
+        self._lane_of, self._rows = list(lane_of), {}
 
-    def held(self, layer: int, kind: Kind, x: Tensor) -> Tensor:
-        """A pass's keys or values x (rows, kv_heads, fresh, head_dim) as the rows hold them, in its dtype, on
-        the device that holds the layer's."""
-        device = self._device[layer]
-        rows, x = self._rows[self._lanes[layer, kind], device], x.to(device)
+    def before(self, step: LayerStep) -> None:
+        """Write the step's tokens into the tails, as caches would hold them."""
+        if not step.enters:
+            return
+        both, (i, at), rows = (step.keys, step.values), (step.index, step.own), len(step.keys)
+        if step.copies.tails is not None:
+            step.copies.tails[:, i, :rows, :, at] = self.held(step.layer, KINDS, torch.stack(both))
+            return
+        for kind, new in zip(KINDS, both, strict=True):
+            step.copies.of(kind)[1][i, :rows, :, at] = self.held(step.layer, (kind,), new[None])[0]
+
+    def held(self, layer: int, kinds: tuple[Kind, ...], x: Tensor) -> Tensor:
+        """A pass's keys, values or both, x (kinds, rows, kv_heads, fresh, head_dim), as the rows hold them, in its
+        dtype, on the device that holds the layer's."""
+        device, lanes = self._device[layer], tuple(self._lanes[layer, kind] for kind in kinds)
+        x = x.to(device)
+        if (lanes, device) not in self._rows:
+            at = [[lane in own for lane in self._lane_of] for own in lanes]
+            every = all(map(all, at))
+            self._rows[lanes, device] = None if every else torch.tensor(at, device=device)[..., None, None, None]
+        rows = self._rows[lanes, device]
         if rows is None:  # all hold it as it is
             return x
         return torch.where(rows, x, x.to(torch.float16).to(x.dtype))

@@ -17,8 +17,8 @@ Hidden = dict[tuple[int, int], Callable[[], Tensor]]
 class SharedAttention:
     """Softmax attention over [prefix of the lane | tail of the row].
 
-    queries (lanes, slots, kv_heads, n, head_dim), scaled: slot s of a lane is one row that reads its prefix; the first
-    ``slots`` of them attend, a further one is only scored. tail (lanes, slots, kv_heads, n, tail tokens): scores over
+    queries (lanes, kv_heads, slots, n, head_dim), scaled: slot s of a lane is one row that reads its prefix; the first
+    ``slots`` of them attend, a further one is only scored. tail (lanes, kv_heads, slots, n, tail tokens): scores over
     the tails. keys (lanes, kv_heads, head_dim, prefix tokens), values (lanes, kv_heads, prefix tokens, head_dim).
     n: the query heads of a KV head, each with its ``fresh`` tokens, of whose scores the layer makes what ``how`` says.
 
@@ -39,10 +39,10 @@ class SharedAttention:
         how: Scoring,
         fresh: int,
     ):
-        lanes, every, heads, n, _ = queries.shape
+        lanes, heads, every, n, _ = queries.shape
         self.how, self.fresh = how, fresh
         self.keys, self.values, self.hidden = keys, values, hidden
-        self._queries, self._tail = queries.transpose(1, 2).flatten(2, 3), tail.transpose(1, 2).flatten(2, 3)
+        self._queries, self._tail = queries.flatten(2, 3), tail.flatten(2, 3)
         self.prefix = values.shape[-2]
         tokens = self.prefix + tail.shape[-1]
         self.every = (lanes, heads, every, n, tokens)

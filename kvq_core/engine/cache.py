@@ -37,6 +37,7 @@ class Part:
     rope: Rope | None = None
     rules: tuple[int, ...] = ()  # numbers of the lane's rules that store it
     local: bool = True  # whether its codes are a token's and layer's alone
+    waiting: int = 0  # newest tokens that stand in the working copy alone, until some are due; see Rows.store_tokens
     left_out: Tensor | None = None  # biases (layers, kv_heads, head_dim) before RoPE that its keys are read without
 
     @property
@@ -44,6 +45,11 @@ class Part:
         """The stream of a part whose tokens one rule stores."""
         assert isinstance(self.stream, Stream), "a lane of tiers is refused where only streams can be read"
         return self.stream
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether a window's tokens are read as they will be stored, and are all that a later step looks at."""
+        return self.rope is None and isinstance(self.stream, Stream) and not self.stream.observes
 
     def preview(self, x: Tensor, index: int, start: int) -> Tensor:
         """What attention will read of tokens x (kv_heads, tokens, head_dim) of one of the layers, after RoPE, at

@@ -1,6 +1,7 @@
 """Buffers of the dequantized working copies: one prefix a lane, one tail a row."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ class Copies:
     prefix_values: Tensor
     tail_keys: Tensor
     tail_values: Tensor
+    tails: Tensor | None = None  # of keys and values, where they are of one size
 
     @classmethod
     def of_group(cls, group: LayerGroup, lanes: int, prefix: int, tokens: int) -> "Copies":
@@ -28,7 +30,11 @@ class Copies:
         first, later = (layers, lanes + 1, heads), (layers, 2 * lanes + 1, heads)
         late, wide = tokens - prefix, group.values.shape[-1]
         shapes = (*first, dim, prefix), (*first, prefix, wide), (*later, late, dim), (*later, late, wide)
-        return cls(*(torch.empty(shape, dtype=group.keys.dtype, device=group.device) for shape in shapes))
+        make = partial(torch.empty, dtype=group.keys.dtype, device=group.device)
+        if dim != wide:
+            return cls(*map(make, shapes))
+        tails = make((2, *shapes[2]))
+        return cls(make(shapes[0]), make(shapes[1]), tails[0], tails[1], tails)
 
     def of(self, kind: str) -> tuple[Tensor, Tensor]:
         """Prefix and tail, tokens before head_dim."""

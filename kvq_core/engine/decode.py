@@ -85,6 +85,7 @@ class Decode(EncodedLanes):
             if hidden and self.model.device.type == "cpu":
                 release_memory()  # what a chunk took, the allocator would keep beside what the next one takes
             yield
+        self._resolve()
 
     def _know(self) -> Iterator[None]:
         """Where nothing but the forced rows' logits is wanted of the lanes, or of one lane alone, let the reference
@@ -159,8 +160,8 @@ class Decode(EncodedLanes):
 
     def _begin(self, sampler: Sampler, close: Close) -> None:
         """The first new token: the reference's, and of lanes that read the prompt through their caches their own."""
-        own = [self.prefill.logits] * self._first
-        chosen = self._chosen(sampler, torch.stack([*own, *map(self.prompt_logits, self.states_running)]))
+        first = [self.prefill.logits] * self._first + [*map(self.prompt_logits, self.states_running)]
+        chosen = self._chosen(sampler, torch.stack(first))
         self.token_ids = chosen[:1] if self.follow is None else self.follow[:1]
         self._part_ways(chosen, 0)
         if self._end_reference(self.token_ids[0]):
@@ -193,13 +194,13 @@ class Decode(EncodedLanes):
 
     def _followed(self, chosen: list[int], count: int) -> list[int]:
         """The ``count`` tokens of the reference that follow those fed."""
-        at = len(self.token_ids)
         known = self.follow or (self._given if self.rows.ahead is not None else None)
-        new = known[at : at + count] if known is not None else chosen[:1]
+        new = known[len(self.token_ids) :][:count] if known is not None else chosen[:1]
         self.token_ids += new
         return new
 
     def _close(self, close: Close) -> None:
+        self._catch_up()
         close(self.rows)
         self._lose(self._forced_rows())
 
@@ -207,9 +208,8 @@ class Decode(EncodedLanes):
         return self.finish is not None and not self._free
 
     def _ends(self, token: int, count: int) -> Finish | None:
-        if token in self.model.eos_ids and not self.spec.ignore_eos:
-            return "eos"
-        return "length" if count >= self.total else None
+        eos = token in self.model.eos_ids and not self.spec.ignore_eos
+        return "eos" if eos else "length" if count >= self.total else None
 
     def _end_reference(self, token: int) -> bool:
         """Note whether the reference ends with this token; lanes that never diverged end with it."""
@@ -237,8 +237,9 @@ class Decode(EncodedLanes):
             state.finish = self._ends(chosen[row], len(state.token_ids))
             free = self.spec.free_text and state.kernel is None and self.rows.ahead is None
             if state.finish is None and state.cache is not None and free:
-                state.free = state.cache.fork()
                 source = row - 1 + self._first
+                self.rows.catch_up(source, state.cache)
+                state.free = state.cache.fork()
                 self.rows.fork(source, state.free.selects)
                 self._take_states([*range(len(self.rows.lane_of) - 1), source])
                 self._free.append(state)
@@ -251,8 +252,8 @@ class Decode(EncodedLanes):
     def _drop_finished(self) -> None:
         forced = self._forced_rows()
         gone = [state for state in self._free if state.finish or state.error]
-        keep = [] if self.finish else list(range(forced))
-        keep += [forced + i for i, state in enumerate(self._free) if state not in gone]
+        stay = (forced + i for i, state in enumerate(self._free) if state not in gone)
+        keep = [*(() if self.finish else range(forced)), *stay]
         if len(keep) < len(self.rows.lane_of) and keep:
             if self.finish:
                 self.rows.tap = None

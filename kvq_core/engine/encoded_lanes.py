@@ -8,6 +8,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from kvq_core.codecs.doubts import doubting
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.entry import PromptEntry
 from kvq_core.engine.fit import FitCache
@@ -114,6 +115,18 @@ class EncodedLanes:
             state.error = state.error or failure_line(error)
         self.rows.choosing.failed.clear()
 
+    def _resolve(self) -> None:
+        """Ask for what codecs were not sure of."""
+        for state in self.states_running:
+            state.resolve()
+
+    def _catch_up(self) -> None:
+        """Let all tokens of the forced rows enter their stores."""
+        self._resolve()
+        for row, state in enumerate(self.states_running, self._first):
+            if state.cache is not None and not state.error:
+                self.rows.catch_up(row, state.cache)
+
     def _take_states(self, rows: list[int]) -> None:
         if self._states is not None:
             self._states = self._states.of_rows(rows)
@@ -153,7 +166,8 @@ class EncodedLanes:
         """Let a row's ``fresh`` tokens enter a part of its cache; any thread."""
         began = time.perf_counter()
         try:
-            self.rows.store_tokens(row, cache, part, fresh)
+            with doubting(state.doubts):
+                self.rows.store_tokens(row, cache, part, fresh)
         except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
             state.error = failure_line(error)
         with _ADDING:

@@ -23,7 +23,6 @@ class Fidelity:
         self._columns: dict[str, list[Tensor]] = {}
         self.lanes = lanes
         self.n_scored = 0
-        self.not_finite = [False] * lanes
 
     def __call__(self, reference: Tensor, lanes: Tensor, targets: list[int], own: Tensor | None = None) -> None:
         """reference (n, vocabulary), lanes (lanes, n, vocabulary), the n tokens that follow. ``own`` (n, vocabulary):
@@ -33,21 +32,20 @@ class Fidelity:
         q_log = torch.log_softmax(lanes, -1)
         follow = torch.tensor(targets, device=reference.device)[:, None]
         # the least of a row is not finite where any of it is not, and takes a tenth of the time of asking them all
-        for lane, finite in enumerate(torch.isfinite(q_log.amin(-1)).all(-1).tolist()):
-            self.not_finite[lane] |= not finite
+        self._put("finite", q_log.amin(-1) > -torch.inf)
         kld, acceptance = divergence_and_overlap(p_log, q_log)
         self._put("kld", kld)
         self._put("acceptance", acceptance)
-        lane_nll = -q_log.gather(-1, follow.expand(self.lanes, -1, -1))[..., 0]
-        nll = -p_log.gather(-1, follow)[..., 0]
-        self._put("nll", lane_nll)
-        self._put("delta_p", (-lane_nll).exp() - (-nll).exp())
+        lane_log = q_log.gather(-1, follow.expand(self.lanes, -1, -1))[..., 0]
+        log = p_log.gather(-1, follow)[..., 0]
+        self._put("nll", -lane_log)
+        self._put("delta_p", lane_log.exp() - log.exp())
         top = torch.topk(q_log, TOPK, -1)
         base = torch.topk(p_log, TOPK, -1)
         self._put("same_top", (top.indices[..., 0] == base.indices[..., 0]).to(torch.uint8))
         self._put("topk_ids", top.indices.int())
         self._put("topk_probs", top.values.exp())
-        self._put("reference/nll", nll)
+        self._put("reference/nll", -log)
         self._put("reference/margin", base.values[..., 0] - base.values[..., 1])
         self._put("reference/topk_ids", base.indices.int())
         self._put("reference/topk_probs", base.values.exp())
@@ -77,6 +75,11 @@ class Fidelity:
             parts[at] = parts[at].cpu()  # once for all lanes
             found = parts[at][lane].tolist() + found
         return found[len(found) - count :]
+
+    @property
+    def not_finite(self) -> list[bool]:
+        """Of each lane, whether any of its logits was infinite or none."""
+        return [not self.column("finite", lane).all() for lane in range(self.lanes)]
 
     def near_tie_margin(self) -> float:
         """Reference margins up to this count as near-ties: NEAR_TIE logits, or the floors' own largest shift."""

@@ -22,7 +22,7 @@ from kvq_core.engine.key_choices import KeyChoices, Reads, fit_selection
 from kvq_core.engine.left_out import BiasesLeftOut
 from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import CHUNK, LayerGroup, SharedPrefill
-from kvq_core.engine.query_rounding import chunk_attention, round_queries
+from kvq_core.engine.query_rounding import RoundedQueries, chunk_attention
 from kvq_core.engine.script import Segment
 from kvq_core.engine.stored_attention import StoredTokens
 from kvq_core.engine.stress import AppliedStress
@@ -91,6 +91,8 @@ class LaneFilling:
         )
         self._pre_rope.reindex(range(1, len(self.caches) + 1))
         self._left_out.reindex(range(1, len(self.caches) + 1))
+        self._rounded = RoundedQueries([cache.roundings for cache in self.caches])
+        self._rounded.reindex(range(len(self.caches)))
         self._stored = StoredTokens(self.caches) if self.stored else None
         self._ahead = Ahead(self.caches, 0)
         self._watches = any(cache.observes for cache in self.caches)
@@ -171,12 +173,12 @@ class LaneFilling:
         # a token that is decoded is read as a cache holds it, and so is one that is stored first
         kept = self.stored or self._now.answered
         for kind, x in zip(KINDS, (keys, values), strict=True) if how.reads is None else ():
-            working.own[kind][i, :, :, now] = self._as_computed.held(layer, kind, x) if kept else x
+            working.own[kind][i, :, :, now] = self._as_computed.held(layer, (kind,), x[None])[0] if kept else x
             if kept and kind == "key":
                 self._pre_rope.enter(layer, x.float(), now.start, working.own[kind][i, :, :, now])
             working.read[kind][i, :, :, now] = working.own[kind][i, :, :, now]
         own, read = ([of[kind][i, :, :, :end] for kind in KINDS] for of in (working.own, working.read))
-        met = round_queries(queries.float(), [cache.roundings for cache in self.caches], held_by)
+        met = self._rounded(held_by, queries.float())
         reads = self._choosing.reads(held_by, queries, end)
         if self._stored is not None:
             if how.reads is None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kvq_core.engine.fit import FitSource, take, within
+from kvq_core.engine.row_part import LayerStep, RowPart
 from kvq_core.errors import MethodError
 from kvq_core.methods import KeySelection, Prompt
 from kvq_core.methods.base import Select
@@ -45,7 +46,7 @@ def fork(choices: Choices) -> Choices:
 
 
 @dataclass
-class KeyChoices:
+class KeyChoices(RowPart):
     """The choices of every row, in the order of the rows; of those that read all keys there are none.
 
     ``failed``: rows whose choice raised or was none, with the error. They read all keys, so that the other rows go on;
@@ -63,6 +64,15 @@ class KeyChoices:
     def keep(self, rows: list[int]) -> None:
         """Drop all others, in the order given."""
         self.rows = [self.rows[row] for row in rows]
+
+    def before(self, step: LayerStep) -> None:
+        reads = self.reads(step.held_by, step.queries, step.tokens + step.fresh)
+        step.hidden = {step.places.at[row]: read for row, read in reads.items()}
+
+    def after(self, step: LayerStep) -> None:
+        for row in self.following(step.layer):
+            assert step.weights is not None
+            self.follow(row, step.layer, step.places.of_row(step.weights, row).unflatten(1, (-1, step.fresh)))
 
     def reads(self, layer: int, queries: Tensor, tokens: int) -> Reads:
         """The keys that rows read in a step, bool (kv_heads, tokens), of those that choose; each is asked once.

@@ -8,6 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from kvq_core.engine.row_part import LayerStep, RowPart
 from kvq_core.models.rope import Rope
 from kvq_core.models.scoring import Scoring
 
@@ -29,7 +30,7 @@ class ReplacedKeys:
 
 
 @dataclass
-class KeyLog:
+class KeyLog(RowPart):
     """Of the first ``rows`` in some ``layers``; gives up where it would hold more than ``most`` bytes. Rows tell it of
     queries from the thread that leads the step, of keys from any."""
 
@@ -42,6 +43,10 @@ class KeyLog:
     reads: dict[int, list[dict[int, Tensor]]] = field(default_factory=dict)
     full: bool = False
     _sizes: list[int] = field(default_factory=list)
+
+    def after(self, step: LayerStep) -> None:
+        reads = {lane: read for (lane, slot), read in step.hidden.items() if slot == 0}
+        self.asked(step.layer, step.asked, reads)
 
     def asked(self, layer: int, queries: Tensor, reads: dict[int, Callable[[], Tensor]]) -> None:
         """``queries`` (rows, query_heads, fresh, head_dim) that meet a layer's keys, scaled; ``reads``: of rows that

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
+from kvq_core.codecs.doubts import Doubt, refusal
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.kernel_floor import KernelFloor
 from kvq_core.errors import KvqError
@@ -25,6 +26,7 @@ class LaneState:
     cache: LaneCache | None = None
     free: LaneCache | None = None
     error: str | None = None
+    doubts: list[Doubt] = field(default_factory=list)  # of its codecs, which may be errors
     token_ids: list[int] = field(default_factory=list)
     first_divergence: int | None = None
     finish: Finish | None = None
@@ -36,6 +38,10 @@ class LaneState:
     states: "States | None" = None  # of layers that are no attention, of a lane that read the prompt through its cache
     kernel: KernelFloor | None = None  # of the floor that reads the prompt, and decodes, as another kernel
     own_errors: tuple[float, float] | None = None  # of its keys and values, see Filling.errors
+
+    def resolve(self) -> None:
+        """Ask for what its codecs were not sure of."""
+        self.error, self.doubts = self.error or refusal(self.doubts), []
 
     @property
     def own_text(self) -> bool:

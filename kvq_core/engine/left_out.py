@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from kvq_core.engine.cache import LaneCache
+from kvq_core.engine.row_part import LayerStep, RowPart
 from kvq_core.models.rope import Rope
 
 
-class BiasesLeftOut:
+class BiasesLeftOut(RowPart):
     """Of the rows whose caches leave biases out (center = slow): all lanes of a run leave the same ones out."""
 
     def __init__(self, rope: Rope, caches: Sequence[LaneCache]):
@@ -26,9 +27,12 @@ class BiasesLeftOut:
         self._rows: dict[int, list[int]] = {}
 
     def reindex(self, lane_of: Sequence[int]) -> None:
-        """``lane_of[r]`` is row r's lane from now on."""
         rows = {layer: [r for r, lane in enumerate(lane_of) if lane in own] for layer, own in self._lanes.items()}
         self._rows = {layer: own for layer, own in rows.items() if own}
+
+    def before(self, step: LayerStep) -> None:
+        if step.enters:
+            step.keys = self.without(step.layer, step.keys, step.tokens)
 
     def without(self, layer: int, keys: Tensor, position: int) -> Tensor:
         """Keys (rows, kv_heads, fresh, head_dim), after RoPE, from ``position`` on, as the rows' caches take them."""

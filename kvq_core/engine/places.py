@@ -1,7 +1,7 @@
 """Where each row of a batch sits among the lanes whose prefix it reads."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ class RowPlaces:
     lanes: Tensor
     slots: Tensor
     alone: bool
+    at: list[tuple[int, int]]  # each row's lane among those held, and its slot
+    heads: dict[int, Tensor] = field(default_factory=dict)  # 0, 1, ... of so many KV heads, as ``by_lane`` needs them
 
     @classmethod
     def of(cls, lane_of: Sequence[int], held: Sequence[int], device: torch.device) -> "RowPlaces":
@@ -24,14 +26,20 @@ class RowPlaces:
         at = [held.index(lane) for lane in lane_of]
         slots = [at[:row].count(lane) for row, lane in enumerate(at)]
         rows = torch.zeros(len(held), max(slots) + 1, dtype=torch.long)
-        for row, (lane, slot) in enumerate(zip(at, slots, strict=True)):
+        placed = list(zip(at, slots, strict=True))
+        for row, (lane, slot) in enumerate(placed):
             rows[lane, slot] = row
         alone = at == list(range(len(held)))
-        return cls(rows.to(device), torch.tensor(at, device=device), torch.tensor(slots, device=device), alone)
+        return cls(rows.to(device), torch.tensor(at, device=device), torch.tensor(slots, device=device), alone, placed)
 
     def by_lane(self, x: Tensor) -> Tensor:
-        """x (rows, ...) as (lanes, slots, ...)."""
-        return x[:, None] if self.alone else x[self.rows]
+        """x (rows, kv_heads, ...) as (lanes, kv_heads, slots, ...)."""
+        if self.alone:
+            return x[:, :, None]
+        heads = self.heads.get(x.shape[1])
+        if heads is None:
+            heads = self.heads[x.shape[1]] = torch.arange(x.shape[1], device=x.device)[:, None]
+        return x[self.rows[:, None], heads]
 
     def by_row(self, x: Tensor) -> Tensor:
         """x (lanes, kv_heads, slots, ...) as (rows, kv_heads, ...)."""

@@ -8,10 +8,11 @@ from torch import Tensor
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.products import product
+from kvq_core.engine.row_part import LayerStep, RowPart
 from kvq_core.models.rope import Rope
 
 
-class PreRope:
+class PreRope(RowPart):
     """Rounds a step's own keys to fp16 where their caches store them: before RoPE."""
 
     def __init__(self, rope: Rope, caches: list[LaneCache], groups: list[LayerGroup]):
@@ -27,12 +28,16 @@ class PreRope:
         self._turns: dict[tuple[int, int, torch.device, int], tuple[Tensor, Tensor]] = {}
 
     def reindex(self, lane_of: Sequence[int]) -> None:
-        """``lane_of[r]`` is row r's lane from now on."""
         self._rows = {}
         for layer, lanes in self._lanes.items():
             rows = [row for row, lane in enumerate(lane_of) if lane in lanes]
             if rows:
                 self._rows[layer] = torch.tensor(rows, device=self._device[layer])
+
+    def before(self, step: LayerStep) -> None:
+        if step.enters:
+            tails = step.copies.tail_keys[step.index, :, :, step.own]
+            self.enter(step.layer, step.keys, step.tokens, tails)
 
     def enter(self, layer: int, keys: Tensor, position: int, tails: Tensor) -> None:
         """Write keys (rows, kv_heads, fresh, head_dim), after RoPE, from ``position`` on, into tails of that shape, as

@@ -27,7 +27,7 @@ def shared_tokens(frozen: int) -> int:
 def product(rows: Tensor, columns: Tensor, out: Tensor | None = None) -> Tensor:
     """rows (n, count, inner) @ columns (n, inner, width), into ``out`` where it is given."""
     count, width = rows.shape[1], columns.shape[2]
-    if count >= ROWS and width >= COLUMNS:
+    if not _ordered(rows) or (count >= ROWS and width >= COLUMNS):
         return torch.bmm(rows, columns) if out is None else torch.bmm(rows, columns, out=out)
     if width < COLUMNS:
         columns = pad(columns, (0, COLUMNS - width))
@@ -44,12 +44,11 @@ def add_values(out: Tensor, weights: Tensor, values: Tensor, first: bool) -> Ten
     """Add weights (n, rows, tokens) @ values (n, tokens, head_dim) to ``out`` (n, rows, head_dim), whose content is
     ignored if ``first``; values begin at a multiple of BLOCK."""
     rows, tokens = weights.shape[1:]
-    if rows < ROWS:
+    if rows < ROWS and _ordered(out):
         return out.copy_(add_values(_padded(out), _padded(weights), values, first)[:, :rows])
     if first and not tokens:
         return out.zero_()
-    # a GPU pays for launches, and promises no order anyway
-    size = BLOCK if out.device.type == "cpu" else max(1, tokens)
+    size = BLOCK if _ordered(out) else max(1, tokens)
     for own, read in zip(weights.split(size, -1), values.split(size, 1), strict=True):
         _add(out, own, read, keep=not first)
         first = False
@@ -61,7 +60,7 @@ def add_mixed(out: Tensor, weights: Tensor, stored: Tensor, raw: Tensor, left: T
     ``left`` (n, rows, tokens), its first ones, and ``raw`` of those that follow them. A zero on the way changes no sum,
     so each is that of the values which the row reads, one after the other."""
     rows, tokens = weights.shape[1:]
-    if rows < ROWS:
+    if rows < ROWS and _ordered(out):
         wide = add_mixed(_padded(out), _padded(weights), stored, raw, _padded(left))
         return out.copy_(wide[:, :rows])
     for start in range(0, tokens, BLOCK):
@@ -73,9 +72,14 @@ def add_mixed(out: Tensor, weights: Tensor, stored: Tensor, raw: Tensor, left: T
 
 def _add(out: Tensor, weights: Tensor, values: Tensor, keep: bool) -> None:
     """One block's part; of few tokens padded, for of few numbers libraries make their sums otherwise, too."""
-    if (missing := COLUMNS - values.shape[1]) > 0:
+    if (missing := COLUMNS - values.shape[1]) > 0 and _ordered(out):
         weights, values = pad(weights, (0, missing)), pad(values, (0, 0, 0, missing))
     out.baddbmm_(weights, values, beta=int(keep))
+
+
+def _ordered(x: Tensor) -> bool:
+    """Whether its sums are kept in order: a GPU pays for launches, and promises none anyway."""
+    return x.device.type == "cpu"
 
 
 def _padded(x: Tensor) -> Tensor:

@@ -6,17 +6,36 @@ import torch
 from torch import Tensor
 
 from kvq_core.codecs.queries import QueryRounding
+from kvq_core.engine.row_part import LayerStep, RowPart
 from kvq_core.models.scoring import Scoring
 
 Roundings = dict[int, QueryRounding]  # by model layer
 
 
-def round_queries(queries: Tensor, roundings: Sequence[Roundings], layer: int) -> Tensor:
-    """queries (rows, query_heads, n, head_dim) after RoPE, not yet scaled, float32; ``roundings``: of each row."""
-    own = [of_row.get(layer) for of_row in roundings]
-    if not any(own):
+class RoundedQueries(RowPart):
+    """Queries of rows as their lanes' keys meet them: a rule rounds those of all its rows in one call."""
+
+    def __init__(self, roundings: Sequence[Roundings]):
+        """Those of every lane, the reference's first."""
+        self._of_lane = roundings
+        self._lane_of: list[int] = []
+        self._rows: dict[tuple[bool, ...], Tensor] = {}  # which rows a rule is of, (rows, 1, 1, 1)
+
+    def reindex(self, lane_of: Sequence[int]) -> None:
+        self._lane_of, self._rows = list(lane_of), {}
+
+    def before(self, step: LayerStep) -> None:
+        step.asked = self(step.held_by, step.asked)
+
+    def __call__(self, layer: int, queries: Tensor) -> Tensor:
+        """queries (rows, query_heads, n, head_dim) after RoPE, not yet scaled, float32."""
+        own = [self._of_lane[lane].get(layer) for lane in self._lane_of]
+        for rounding in {id(each): each for each in own if each is not None}.values():
+            rows = tuple(each is rounding for each in own)
+            if rows not in self._rows:
+                self._rows[rows] = torch.tensor(rows, device=queries.device).view(-1, 1, 1, 1)
+            queries = torch.where(self._rows[rows], rounding(queries), queries)
         return queries
-    return torch.stack([q if rounding is None else rounding(q) for q, rounding in zip(queries, own, strict=True)])
 
 
 def chunk_attention(

@@ -79,13 +79,18 @@ def asked_turned(select: Select, rotation: Hadamard | None, fold: Fold | None = 
 
 
 def rounded_turned(rounding: QueryRounding, rotation: Hadamard | None, fold: Fold | None = None) -> QueryRounding:
-    """Queries (query_heads, n, head_dim) as they are, rounded in the basis of the keys they meet, of one layer."""
+    """Queries (..., query_heads, n, head_dim) as they are, rounded in the basis of the keys they meet, of one layer."""
     if fold is not None:
         inner = rounded_turned(rounding, rotation)
-        return lambda queries: fold.asked_back(inner(fold.asked(queries[None])[0])[None])[0]
+        return _of_rows(lambda queries: fold.asked_back(inner(fold.asked(queries))))
     if rotation is None:
         return rounding
-    return lambda queries: rotation.back(rounding(rotation.turned(queries[None])))[0]
+    return _of_rows(lambda queries: rotation.back(rounding(rotation.turned(queries))))
+
+
+def _of_rows(rounding: QueryRounding) -> QueryRounding:
+    """One of queries (rows, query_heads, n, head_dim) as one of any number of dimensions before these."""
+    return lambda queries: rounding(queries.reshape(-1, *queries.shape[-3:])).view(queries.shape)
 
 
 def rotation_note(rotation: Hadamard) -> str:

@@ -14,16 +14,18 @@ from torch import Tensor
 from kvq_core.engine import products
 from kvq_core.engine.ahead import Ahead, Reread, read
 from kvq_core.engine.as_computed import AsComputed
-from kvq_core.engine.attention import Hidden, SharedAttention, hide_future
-from kvq_core.engine.cache import KINDS, LaneCache, Part
+from kvq_core.engine.attention import SharedAttention, hide_future
+from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.copies import Copies, tokens_at, tokens_of
 from kvq_core.engine.key_choices import Choices, KeyChoices
 from kvq_core.engine.key_log import KeyLog, LayerReached
 from kvq_core.engine.left_out import BiasesLeftOut
+from kvq_core.engine.looking_back import LookingBack
 from kvq_core.engine.places import RowPlaces
 from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import LayerGroup
-from kvq_core.engine.query_rounding import Roundings, round_queries
+from kvq_core.engine.query_rounding import RoundedQueries
+from kvq_core.engine.row_part import LayerStep, RowPart
 from kvq_core.engine.stored_first import StoredFirst
 from kvq_core.engine.tap import Tap
 from kvq_core.engine.tap_feed import TapEntry, TapFeed
@@ -45,10 +47,9 @@ class Rows:
         self.tokens = prompt_tokens  # held by every row now
         self.lane_of = list(range(self.lanes + 1))
         self.held = list(range(self.lanes + 1))  # lanes whose prefix is held, in order
-        self.as_computed = AsComputed(caches, groups)
-        self.pre_rope = PreRope(rope, caches, groups)
         self.left_out = BiasesLeftOut(rope, caches)
         self.stored_first = StoredFirst(caches)
+        self.looking_back = LookingBack(caches)
         self.place = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
         self.cores = torch.get_num_threads() if all(group.device.type == "cpu" for group in groups) else 1
         self.copies = [Copies.of_group(group, self.lanes, self.prefix, tokens) for group in groups]
@@ -62,11 +63,11 @@ class Rows:
         self.until: int | None = None  # the last layer of a pass
         self.layers = [group.layers for group in groups]
         self._showing = TapFeed(groups)
-        self.watched = {lane for lane, cache in enumerate(caches, 1) if cache.observes}
         kv_heads = {layer: group.keys.shape[1] for group in groups for layer in group.layers}
         self.choosing = KeyChoices([{}, *(cache.selects for cache in caches)], kv_heads)
-        self.roundings: list[Roundings] = [{}, *(cache.roundings for cache in caches)]  # by lane
-        self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
+        entering = self.left_out, AsComputed(caches, groups), PreRope(rope, caches, groups), self.stored_first
+        rounded = RoundedQueries([{}, *(cache.roundings for cache in caches)])
+        self.parts: tuple[RowPart, ...] = (*entering, rounded, self.choosing, self.looking_back)
         self._places: list[RowPlaces] = []
         self._reindex()
 
@@ -90,9 +91,8 @@ class Rows:
 
     def _reindex(self) -> None:
         self._places = [RowPlaces.of(self.lane_of, self.held, copies.tail_keys.device) for copies in self.copies]
-        self.as_computed.reindex(self.lane_of)
-        self.pre_rope.reindex(self.lane_of)
-        self.left_out.reindex(self.lane_of)
+        for part in self.parts:
+            part.reindex(self.lane_of)
 
     def fork(self, row: int, choices: Choices) -> int:
         """Give a forced row's lane its own free row, a copy of it as it stands, which reads what ``choices`` of its own
@@ -132,51 +132,51 @@ class Rows:
             self.log.advance(fresh)
 
     def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
-        held_by = how.holder(layer)
-        g, i = self.place[held_by]
-        copies, places = self.copies[g], self._places[g]
-        queries = queries.to(copies.tail_keys.device)
-        count, heads, fresh, dim = keys.shape
-        held = len(self.held)
-        if how.reads is None:
-            own_keys = self.left_out.without(layer, keys.float(), self.tokens)
-            self._enter(copies, layer, i, own_keys, values.float())
-        asked = round_queries(queries.float(), [self.roundings[lane] for lane in self.lane_of], held_by) * how.scaling
-        q = asked.reshape(count, heads, -1, dim)  # (rows, kv_heads, groups * fresh, head_dim)
-        tail = slice(0, self.tokens - self.prefix + fresh)
-        own_tails = [x[i, :count, :, tail].float() for x in (copies.tail_keys, copies.tail_values)]
-        tail_keys, tail_values = own_tails
-        of_tails = products.scores(q, tail_keys)
-        anew = self._reread(held_by, own_tails, fresh)
-        if anew[0] is not None:
-            anew[0].scores_(of_tails, q)
-
-        # (lanes, slots, kv_heads, n, head_dim | tail)
-        by_slot, tails = places.by_lane(q), places.by_lane(of_tails)
-        shown = self.tap is not None and layer in self._showing.layers
-        isolates = shown and self.tap.isolates(fresh)  # type: ignore[union-attr]
-        if isolates:  # all lanes are held then, and row l is the forced row of lane l
-            by_slot = torch.cat([by_slot, q[:1, None].expand(held, -1, -1, -1, -1)], 1)
-            tails = torch.cat([tails, products.scores(q[:1].expand(held, -1, -1, -1), tail_keys[:held])[:, None]], 1)
-        hide_future(tails, fresh)
-        prefix_keys, prefix_values = (x[i, :held].float() for x in (copies.prefix_keys, copies.prefix_values))
-        hidden = self._hidden(held_by, queries, self.tokens + fresh)
-        if self.log is not None:
-            self.log.asked(layer, asked, {row: read for (row, slot), read in hidden.items() if slot == 0})
-        slots = places.rows.shape[1]
-        step = SharedAttention(by_slot, tails, prefix_keys, prefix_values, slots, hidden, how, fresh)
-        step.compute(self._showing.room(step.every, q.device, shown), self.cores)
-        if self.tap is not None and shown:
-            self._showing.show(self.tap, TapEntry(layer, queries[0].float(), hidden, how.sinks), step.every, isolates)
-        if self.watched and how.reads is None:
-            self._note(layer, queries, places.by_row(step.weights))
-        for row in self.choosing.following(layer):
-            self.choosing.follow(row, layer, places.of_row(step.weights, row).unflatten(1, (-1, fresh)))
+        g, i = self.place[how.holder(layer)]
+        queries = queries.to(self.copies[g].tail_keys.device)
+        given = queries, keys, values, self.tokens, self.prefix, self.ahead is not None and keys.shape[2] > 1
+        step = LayerStep(layer, how, i, self.copies[g], self._places[g], *given)
+        for part in self.parts:
+            part.before(step)
+        step.asked = step.asked * how.scaling
+        shared, tails, anew = self._attended(step)
+        step.weights = shared.weights
+        for part in self.parts if self.log is None else (*self.parts, self.log):
+            part.after(step)
         if layer == self.until:
             raise LayerReached
-        of_tails = places.by_row(step.weights[..., self.prefix :])
-        out = read(places.by_row(step.out), of_tails, tail_values, anew[1])
-        return out.reshape(count, -1, fresh, out.shape[-1]).transpose(1, 2)
+        places = step.places
+        out = read(places.by_row(shared.out), places.by_row(shared.weights[..., self.prefix :]), tails, anew)
+        return out.reshape(len(keys), -1, step.fresh, out.shape[-1]).transpose(1, 2)
+
+    def _attended(self, step: LayerStep) -> tuple[SharedAttention, Tensor, Reread | None]:
+        """Attention over all that rows read, but for the values of their tails (rows, kv_heads, tokens, head_dim),
+        which are returned with what is read otherwise of them."""
+        copies, places, fresh = step.copies, step.places, step.fresh
+        count, heads, _, dim = step.keys.shape
+        held = len(self.held)
+        q = step.asked.reshape(count, heads, -1, dim)  # (rows, kv_heads, groups * fresh, head_dim)
+        tail = slice(0, step.own.stop)
+        own_tails = [x[step.index, :count, :, tail].float() for x in (copies.tail_keys, copies.tail_values)]
+        of_tails = products.scores(q, own_tails[0])
+        anew = self._reread(step.held_by, own_tails, fresh)
+        if anew[0] is not None:
+            anew[0].scores_(of_tails, q)
+        by_slot, tails = places.by_lane(q), places.by_lane(of_tails)  # (lanes, kv_heads, slots, n, head_dim | tail)
+        shown = self.tap is not None and step.layer in self._showing.layers
+        isolates = shown and self.tap.isolates(fresh)  # type: ignore[union-attr]
+        if isolates:  # all lanes are held then, and row l is the forced row of lane l
+            alike = q[:1].expand(held, -1, -1, -1)
+            by_slot = torch.cat([by_slot, alike[:, :, None]], 2)
+            tails = torch.cat([tails, products.scores(alike, own_tails[0][:held])[:, :, None]], 2)
+        hide_future(tails, fresh)
+        keys, values = (x[step.index, :held].float() for x in (copies.prefix_keys, copies.prefix_values))
+        shared = SharedAttention(by_slot, tails, keys, values, places.rows.shape[1], step.hidden, step.how, fresh)
+        shared.compute(self._showing.room(shared.every, q.device, shown), self.cores)
+        if self.tap is not None and shown:
+            entry = TapEntry(step.layer, step.queries[0].float(), step.hidden, step.how.sinks)
+            self._showing.show(self.tap, entry, shared.every, isolates)
+        return shared, own_tails[1], anew[1]
 
     def _reread(self, layer: int, tails: Sequence[Tensor], fresh: int) -> list[Reread | None]:
         """What is read otherwise of a layer's tails of keys and of values, where tokens are fed ahead."""
@@ -184,50 +184,40 @@ class Rows:
             return [None, None]
         return [self.ahead.reread(layer, kind, own, self.prefix, fresh) for kind, own in enumerate(tails)]
 
-    def _hidden(self, layer: int, queries: Tensor, tokens: int) -> Hidden:
-        """The keys that rows read in this step, of the rows whose caches choose."""
-        asked = self.choosing.reads(layer, queries, tokens)
-        if not asked:
-            return {}
-        places = ((self.held.index(lane), self.lane_of[:row].count(lane)) for row, lane in enumerate(self.lane_of))
-        return {place: asked[row] for row, place in enumerate(places) if row in asked}
-
     def read_by(self, row: int, layer: int, queries: Tensor, seen: Tensor) -> Tensor | None:
         """See ``KeyChoices.read_by``; of all positions."""
         return self.choosing.read_by(row, layer, queries, seen, self.tokens)
 
-    def _note(self, layer: int, queries: Tensor, weights: Tensor) -> None:
-        """Keep the queries and attention weights of the rows whose caches look back on a step, until they settle."""
-        rows = [row for row, lane in enumerate(self.lane_of) if lane in self.watched]
-        if not rows:  # they ended before the others
-            return
-        attention = weights[rows].reshape(len(rows), queries.shape[1], queries.shape[2], -1)
-        self._seen[layer] = (rows, queries[rows].float(), attention)
-
-    def _enter(self, copies: Copies, layer: int, i: int, keys: Tensor, values: Tensor) -> None:
-        """Write the step's own tokens into the tails, as a cache would hold them."""
-        at = slice(self.tokens - self.prefix, self.tokens - self.prefix + keys.shape[-2])
-        count = keys.shape[0]
-        for kind, new in zip(KINDS, (keys, values), strict=True):
-            copies.of(kind)[1][i, :count, :, at] = self.as_computed.held(layer, kind, new)
-        self.pre_rope.enter(layer, keys, self.tokens, copies.tail_keys[i, :, :, at])
-        both = copies.tail_keys[i], copies.tail_values[i]
-        ahead = self.ahead is not None and keys.shape[-2] > 1
-        self.stored_first.enter(layer, self.lane_of, keys.shape[-2], self.tokens, both, self.prefix, not ahead)
-
     def store_tokens(self, row: int, cache: LaneCache, part: Part, fresh: int) -> None:
-        """Let a row's new tokens enter a part of its packed store one by one, and rewrite what the store changed."""
-        tail = self.copies[part.group].of(part.kind)[1]
+        """Let a row's new tokens enter a part of its packed store, and rewrite what the store changed: one by one, or
+        once any are due, where they stand in the working copy as they will be stored."""
+        waits = self.ahead is None and not cache.stored_first and part.may_wait
         for position in range(self.tokens, self.tokens + fresh):
-            at = position - self.prefix
+            part.waiting += 1
+            if waits and not part.plain.due(part.waiting):
+                continue
             own = self.stored_first.own(self.lane_of[row], row, part, position - self.tokens)
-            cache.append(part, tokens_of(tail, part.layers, row, slice(at, at + 1)) if own is None else own, position)
+            self._store_waiting(row, cache, part, position + 1, own)
             for start, values in cache.flush(part):
                 told = fresh if self.ahead is None else position - self.tokens + 1
                 self._tell_log(part, row, start, values.shape[-2], told)
                 self._write(part.group, part.kind, part.layers, row, start, values)
         if part.stream.observes:
             self._look_back(row, part, fresh)
+
+    def catch_up(self, row: int, cache: LaneCache) -> None:
+        """Let all tokens that wait enter a row's store: before it is read, or has a second owner."""
+        for part in cache.parts:
+            if part.waiting:
+                self._store_waiting(row, cache, part, self.tokens)
+
+    def _store_waiting(self, row: int, cache: LaneCache, part: Part, end: int, own: Tensor | None = None) -> None:
+        """Those before position ``end``; ``own``: as they came, where the working copy holds them otherwise."""
+        start, part.waiting = end - part.waiting, 0
+        if own is None:
+            tail = self.copies[part.group].of(part.kind)[1]
+            own = tokens_of(tail, part.layers, row, slice(start - self.prefix, end - self.prefix))
+        cache.append(part, own, start)
 
     def _tell_log(self, part: Part, row: int, start: int, count: int, fresh: int) -> None:
         """Before ``count`` tokens are written anew from ``start`` on, after a pass of ``fresh`` has read them."""
@@ -242,10 +232,8 @@ class Rows:
         layers = [layer for layer in part.of_model(self.layers) if self.until is None or layer <= self.until]
         if not layers:
             return
-        seen = [self._seen[min(layer, layers[-1])] for layer in part.of_model(self.layers)]
-        queries = torch.stack([own[rows.index(row)] for rows, own, _ in seen])
-        attention = torch.stack([own[rows.index(row)] for rows, _, own in seen])
-        patch = part.stream.observe(queries, attention)
+        shown = [min(layer, layers[-1]) for layer in part.of_model(self.layers)]
+        patch = part.stream.observe(*self.looking_back.of(row, shown))
         if patch is not None:
             tail = self.copies[part.group].of(part.kind)[1]
             flat, at = tokens_at(tail, part.layers[patch.layer], row, patch.head, patch.token - self.prefix)

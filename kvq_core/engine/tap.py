@@ -1,6 +1,6 @@
 """``Tap``, which captures implement, and the scores of a decode step's layers that it is given."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +29,14 @@ class StepScores:
         """Of the first rows alone, the reference's included; none of the others leaves keys out."""
         other = None if self.with_reference_query is None else self.with_reference_query[:, :rows]
         return StepScores(self.layers, self.own[:, :rows], other, self.queries, self.reads, self.sinks)
+
+    def split(self, layers: int) -> Iterator["StepScores"]:
+        """So many layers at once."""
+        for start in range(0, len(self.layers), layers):
+            now = slice(start, start + layers)
+            other = None if self.with_reference_query is None else self.with_reference_query[now]
+            given = self.layers[now], self.own[now], other, self.queries[now], self.reads[now], self.sinks[now]
+            yield StepScores(*given)
 
 
 class Tap(Protocol):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from kvq_kernels.commuted import codebook_scores, codebook_values
 from kvq_kernels.gemv import packed_scores
+from kvq_kernels.ggml import round_q8_0
 from kvq_kernels.grouped import Grid, quantize_pack, unpack_dequantize
 from kvq_kernels.latent import LatentKeys, latent_scores
 from kvq_kernels.mixed import MixedTokens, mixed_scores, mixed_values
@@ -18,6 +19,18 @@ DTYPES = (torch.float32, torch.float16)
 def in_both(*cases):
     """Every case in both dtypes. Long ones are interpreted slowly, and stand beside them in one, of fewer matrices."""
     return [(*case, dtype) for case in cases for dtype in DTYPES]
+
+
+@pytest.mark.parametrize(("rows", "dim"), [(1, 32), (14, 64), (9, 128)])
+def test_round_q8_0(rows, dim, device):
+    """Bit for bit: a code that differs is another store."""
+    x = torch.randn(rows, 3, 2, dim, device=device) * 10 ** torch.linspace(-12, 3, rows, device=device).view(
+        -1, 1, 1, 1
+    )
+    x[0, 0], x[-1, 1, :, ::2] = 0.0, 127.0
+    x[-1, 1, :, 1::2] = torch.arange(dim // 2, device=device) + 0.5  # halfway between codes
+    x[-1, 2, 0] = 1e-44
+    assert torch.equal(round_q8_0(x, "triton"), round_q8_0(x, "torch"))
 
 
 def turn_of(tokens, dim, device):

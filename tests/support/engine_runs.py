@@ -81,6 +81,8 @@ def check_stores(decode: Decode) -> None:
     owners += [(forced + i, s.free) for i, s in enumerate(decode._free)]
     for row, cache in owners:
         assert cache is not None
+        cache = cache.fork()  # tokens may wait in the working copy, and go on to
+        decode.rows.catch_up(row, cache)
         for part in cache.parts:
             stored = torch.cat([values for _, values in cache.pieces(part)], -2)
             for i, layer in enumerate(part.layers.tolist()):

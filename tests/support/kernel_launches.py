@@ -10,6 +10,7 @@ from kvq_kernels import launch
 from kvq_kernels.attention import decode_attention
 from kvq_kernels.commuted import codebook_scores, codebook_values
 from kvq_kernels.gemv import packed_scores, packed_values
+from kvq_kernels.ggml import round_q8_0
 from kvq_kernels.grouped import BITS, MODES, Grid, quantize_pack, unpack_dequantize
 from kvq_kernels.latent import LatentKeys, latent_scores
 from kvq_kernels.layout import Layout
@@ -102,6 +103,7 @@ def attention_launches() -> None:
 
 
 def method_launches() -> None:
+    round_q8_0(torch.zeros(HEADS, 4, DIM), "triton")
     updates = (torch.zeros(HEADS, DIM // 2, DIM // 2),)
     squat_quantize(torch.zeros(HEADS, TOKENS, DIM), updates, DIM // 2, Grid(2), "triton")
     q, p = torch.zeros(HEADS, 4, DIM, dtype=torch.float16), torch.zeros(HEADS, 4, TOKENS, dtype=torch.float16)
@@ -147,6 +149,7 @@ def smallest_grouped_launches() -> None:
 def smallest_method_launches(dtype: torch.dtype) -> None:
     q, p, turn = torch.zeros(1, 1, 32, dtype=dtype), torch.zeros(1, 1, 1, dtype=dtype), Turn(*torch.zeros(2, 1, 16))
     packed_scores(q, quantize_pack(q, Grid(2), "tokens", "torch"), Grid(2), "tokens", 1, "triton", turn=turn)
+    round_q8_0(torch.zeros(1, 1, 32), "triton")
     squat_quantize(torch.zeros(1, 1, 32), (), 32, Grid(2), "triton")
     squat_quantize(torch.zeros(1, 1, 32), (torch.zeros(1, 16, 16),), 16, Grid(3), "triton")
     one, meta = torch.zeros(1, 1, 1, dtype=torch.uint8), torch.zeros(1, 1).half()

@@ -11,10 +11,11 @@ from functools import cache
 
 import torch
 from kvq_kernels import pack, unpack
+from kvq_kernels.ggml import BLOCK, inverse, q8_0
 from torch import Tensor
 
 from kvq_core.codecs.hadamard import Hadamard
-from kvq_core.codecs.queries import BLOCK, QueryRounding, inverse, q8_0, rounded_q8_0
+from kvq_core.codecs.queries import QueryRounding, rounded_q8_0
 from kvq_core.methods.base import ModelRef
 from kvq_core.methods.formats.planes import pack_planes, unpack_planes
 from kvq_core.methods.formats.tokenwise import BasisChange, TokenCodec, rounded_behind

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from kvq_core.codecs.blocks import Block
 from kvq_core.codecs.codec import Codec, layer_slices
+from kvq_core.codecs.doubts import refuse_unless
 from kvq_core.codecs.forms import Packed
 from kvq_core.codecs.queries import QueryRounding
 from kvq_core.codecs.window import Window
-from kvq_core.errors import MethodError
 from kvq_core.methods.base import Method
 
 OWN_ROTATION = "it rotates what it stores itself, by its own knob rotate; give one of the two"
@@ -50,11 +50,12 @@ class TokenCodec(Codec):
 
     def encode(self, x: Tensor, start: int) -> Block:
         """Raises MethodError for infinities and NaN, of which an engine would make more."""
-        if not torch.isfinite(x).all():
-            raise MethodError(f"Tokens from {start} on hold infinities or NaN, which no format here stores.")
+        sound = torch.isfinite(x).all()
+        refuse_unless(sound, f"Tokens from {start} on hold infinities or NaN, which no format here stores.")
         turned = (x[layers] if self.turn is None else self.turn.turned(x[layers]) for layers in layer_slices(x))
         parts = [self.store(part.float()) for part in turned]
-        return Block(x.shape[-2], {name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+        one = parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return Block(x.shape[-2], one)
 
     def decode(self, block: Block) -> Tensor:
         first = next(iter(block.tensors.values()))
@@ -62,7 +63,7 @@ class TokenCodec(Codec):
         for layers in layer_slices(first):
             part = self.load({name: t[layers] for name, t in block.tensors.items()})
             parts.append(part if self.turn is None else self.turn.back(part))
-        return torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def bits(self, block: Block) -> Tensor:
         one = {name: t[:1, :1, :1] for name, t in block.tensors.items()}  # all tokens take the same
@@ -86,7 +87,7 @@ class Format(Method):
 def rounded_behind(rounding: QueryRounding, turn: BasisChange) -> QueryRounding:
     """Queries (..., query_heads, n, head_dim) as they are, rounded in the basis that keys are stored in, one for all
     heads."""
-    return lambda queries: turn.back(rounding(turn.turned(queries[None])))[0]
+    return lambda queries: turn.back(rounding(turn.turned(queries)))
 
 
 def boundary(count: int, layers: int) -> frozenset[int]:
