@@ -30,7 +30,7 @@ from ui.panels.header import OTHERS, chip, create_header, markup
 from ui.panels.history import History, create_history, create_shared, list_history, remember, wire_history
 from ui.panels.inspection import LOOKING, LookPanel, create_look, wire_look
 from ui.panels.instruments import Instruments, create_asked, create_instruments, show_instruments
-from ui.panels.launch import RUN, LaunchPanel, create_launch, wire_estimate, wire_run
+from ui.panels.launch import RUN, TO_ANSWERS, LaunchPanel, create_launch, wire_estimate, wire_run
 from ui.panels.learn import Learn, at_step, create_learn, place, show_step, show_step_of_run, step_number, wire_learn
 from ui.panels.measure import MEASURING, create_measure
 from ui.panels.open_file import create_open_file
@@ -64,12 +64,6 @@ NO_RUN: dict[str, Any] = {"run": None}
 MAX_QUEUE = 2000  # events of all pages that wait for a handler; runs have a line of their own, see service/admission
 ASKED = {"run", "vs", "c", "preset", *OTHERS}  # of an address; without any of them a run that ships is shown
 NO_EXAMPLES = "The stored examples are missing from presets/runs; `make examples` computes them again."
-# The answers come into view when Run is pressed; at once, for what arrives meanwhile would end a smooth way there.
-TO_ANSWERS = """() => setTimeout(() => {
-  const top = document.getElementById("right").getBoundingClientRect().top;
-  const above = document.querySelector("header").offsetHeight + 12;
-  if (top < 0 || top > innerHeight / 2) scrollBy({top: top - above, behavior: "instant"});
-}, 300)"""
 
 
 @dataclass

@@ -34,6 +34,12 @@ MOST_TOKENS = next(rule.le for rule in ComparisonSpec.model_fields["max_new_toke
 WORKERS = 4  # presses of Run looked at together: each may wait for the model to be loaded, and Gradio's threads are few
 SOON_S = 1.0  # after which a press of Run that is still looked at is told why
 NO_TICKET: dict[str, Any] = {"id": None}
+# The answers come into view when Run is pressed; at once, for what arrives meanwhile would end a smooth way there.
+TO_ANSWERS = """() => setTimeout(() => {
+  const top = document.getElementById("right").getBoundingClientRect().top;
+  const above = document.querySelector("header").offsetHeight + 12;
+  if (top < 0 || top > innerHeight / 2) scrollBy({top: top - above, behavior: "instant"});
+}, 300)"""
 
 
 @dataclass
