@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvq_core.engines import engines
-from kvq_core.errors import KvqError, SpecError
+from kvq_core.errors import KvqError, SpecError, excerpt
 from kvq_core.limits import limits
 from kvq_core.recommend.decision import DecisionRequest
 from kvq_core.recommend.policies import ScoringBudget
@@ -39,7 +39,7 @@ class DecideForm:
     engine: str = ANY
     layers: bool = True
     weights: str = ""
-    batched_tokens: float | None = None  # of the engines that reserve by them; None: as theirs
+    batched_tokens: str = ""  # of the engines that reserve by them; empty: as theirs
 
     @property
     def asked(self) -> DecisionRequest:
@@ -59,8 +59,10 @@ class DecideForm:
     def at_once(self) -> int | None:
         """New tokens that the engine reads at once, where it reserves by them and they are given."""
         row = engines().get(self.engine)
-        given = self.batched_tokens if row and row.batched_tokens else None
-        return None if given is None else _whole("New tokens that it reads at once", given)
+        given = self.batched_tokens.strip() if row and row.batched_tokens else ""
+        if given and not given.isdecimal():
+            raise SpecError(f"New tokens that it reads at once: {excerpt(given)} is not allowed; give a whole number.")
+        return int(given) if given else None
 
     @property
     def files(self) -> tuple[Path, ...]:

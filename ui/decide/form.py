@@ -157,19 +157,17 @@ def _loss() -> list[Any]:
         engine = gr.Dropdown(
             [("Any", ANY), *engines()], value=ANY, label="Engine", elem_id="decide-engine", interactive=True
         )
+        at_once = gr.Textbox(
+            label="New tokens that it reads at once",
+            info="Empty: as it takes by card. Layers with a window set aside room for them",
+            visible=False,
+            elem_id="decide-batched-tokens",
+            interactive=True,
+        )
         layers = gr.Checkbox(
             True,
             label="Try a policy of layers where no lane will do, or layers are at risk",
             elem_id="decide-layers",
-            interactive=True,
-        )
-        at_once = gr.Number(
-            None,
-            label="New tokens that it reads at once",
-            info="Empty: as it takes by card. Layers with a window set aside room for them",
-            precision=0,
-            visible=False,
-            elem_id="decide-batched-tokens",
             interactive=True,
         )
     engine.input(None, engine, at_once, js=AT_ONCE_JS, **SWIFT)
@@ -257,7 +255,7 @@ def form_of(values: Any) -> DecideForm:
         engine=str(engine or ""),
         layers=bool(layers),
         weights=str(weights or ""),
-        batched_tokens=at_once,
+        batched_tokens=str(at_once or ""),
     )
 
 

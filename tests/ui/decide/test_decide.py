@@ -190,8 +190,8 @@ def test_a_closed_page_stops_its_decision(place, model):
         ({"room": "Memory", "size": "24000"}, "memory = &#x27;24000&#x27; is not allowed"),
         ({"context": None}, "Context: None is not allowed"),
         ({"batch": 1.5}, "Sequences: 1.5 is not allowed"),
-        ({"engine": "vLLM", "batched_tokens": 0.5}, "reads at once: 0.5 is not allowed"),
-        ({"engine": "vLLM", "batched_tokens": 0}, "batched_tokens = 0 is not allowed"),
+        ({"engine": "vLLM", "batched_tokens": "0.5"}, "reads at once: &#x27;0.5&#x27; is not allowed"),
+        ({"engine": "vLLM", "batched_tokens": "0"}, "batched_tokens = 0 is not allowed"),
         ({"tolerance": "fine"}, "tolerance = &#x27;fine&#x27; is not allowed"),
         ({"engine": "vlm"}, "engine = &#x27;vlm&#x27; is not allowed"),
         ({"weights": "a.gguf"}, "weights are chosen under a memory"),
@@ -206,7 +206,7 @@ def test_what_cannot_be_asked_is_said_above_start(place, model, changes, said):
 
 def test_tokens_at_once_are_asked_of_engines_that_reserve_by_them(model):
     assert [
-        form(model, engine=each, batched_tokens=512).asked.batched_tokens for each in ("vLLM", "llama.cpp", ANY)
+        form(model, engine=each, batched_tokens="512").asked.batched_tokens for each in ("vLLM", "llama.cpp", ANY)
     ] == [
         512,
         None,
