@@ -59,7 +59,7 @@ _TABLE = """
     ui.figures: analysis recommend record studies ui.html
     ui.selection: record ui.figures ui.html
     ui.words: analysis record studies ui.figures ui.html ui.selection
-    ui.export: analysis errors presets record spec ui.figures ui.html ui.selection ui.service ui.words
+    ui.export: analysis errors machine presets record spec ui.figures ui.html ui.selection ui.service ui.words
     ui.service: analysis errors inspection limits logs machine mend packed pipeline record settings sizing spec
         studies training ui.html
     ui.form: claims errors methods models presets recommend record settings spec training ui.html ui.service

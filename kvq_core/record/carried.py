@@ -6,8 +6,8 @@ it is ASCII and declares a character set in which any byte is a character, so no
 
 import hashlib
 import json
+import lzma
 import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ from kvq_core.record.store import Store
 CHARSET = "windows-1252"
 MOST_BYTES = 3_000_000  # of a page with its run
 _MOST_UNPACKED = 2 * MAX_ARRAY_BYTES
+_MOST_MEMORY = 64 * 2**20  # of unpacking it
 _NAMES = (MANIFEST, RECORD, ARRAYS)
 _OPENS = re.compile(rb"<!--kvq-run 1 ([0-9a-f]{64})\n")
 _CLOSES = b"\n-->"
@@ -43,7 +44,7 @@ def carry(page: str, files: Mapping[str, bytes]) -> bytes:
     """The page, ASCII markup, with a run's ``files`` (manifest, record and arrays) behind it."""
     parts = [files[MANIFEST], files[RECORD], _by_plane(files[ARRAYS], back=False)]
     head = json.dumps([len(part) for part in parts]).encode() + b"\n"
-    packed = zlib.compress(head + b"".join(parts))
+    packed = lzma.compress(head + b"".join(parts))
     body = packed
     for byte, escape in _ESCAPES:
         body = body.replace(byte, escape)
@@ -86,7 +87,7 @@ def restore(found: Carried, store: Store) -> bool:
 
 def _unpacked(packed: bytes, what: str) -> dict[str, bytes]:
     try:
-        whole = zlib.decompressobj().decompress(packed, _MOST_UNPACKED)
+        whole = lzma.LZMADecompressor(memlimit=_MOST_MEMORY).decompress(packed, _MOST_UNPACKED)
         head, _, rest = whole.partition(b"\n")
         sizes = json.loads(head)
         if len(rest) != sum(sizes) or min(sizes) < 0:
@@ -95,7 +96,7 @@ def _unpacked(packed: bytes, what: str) -> dict[str, bytes]:
         parts = [rest[end - size : end] for size, end in zip(sizes, ends, strict=True)]
         files = dict(zip(_NAMES, parts, strict=True))
         return {**files, ARRAYS: _by_plane(files[ARRAYS], back=True)}
-    except (zlib.error, ValueError, TypeError, KeyError, RecursionError):
+    except (lzma.LZMAError, EOFError, ValueError, TypeError, KeyError, RecursionError):
         raise StoreError(f"{what} is damaged: the run in it cannot be read. Copy or export it again.") from None
 
 

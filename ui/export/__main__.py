@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from kvq_core.errors import PATH, KvqError, SpecError, abbreviate
+from kvq_core.machine import files
 from kvq_core.record.shipped import holder
 from kvq_core.record.store import open_store
 from ui.export.embed import NAMES, embed
@@ -17,7 +18,9 @@ PLACE = ("layer", "head", "token")
 
 def main(argv: list[str] | None = None) -> int:
     """Print the page. The exit status is 2, with one line on stderr, where there is none."""
-    parser = argparse.ArgumentParser(prog="python -m kvq_core export", description=__doc__)
+    given = sys.argv[1:] if argv is None else argv
+    command = "embed" if "--view" in given else "export"
+    parser = argparse.ArgumentParser(prog=f"python -m kvq_core {command}", description=__doc__)
     parser.add_argument("run", metavar="RUN_ID", help="id of a stored run, or of one that ships")
     parser.add_argument("--out", type=Path, help="file of the whole page (standard output)")
     parser.add_argument("--view", choices=NAMES, help="which figure; without it all of the run")
@@ -25,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--lane", default="", metavar="LABEL", help="lane whose words are shown (the worst)")
     for name in PLACE:
         parser.add_argument(f"--{name}", type=int, help="where it looks (where the run is opened)")
-    asked = parser.parse_args(argv)
+    asked = parser.parse_args(given)
     try:
         if asked.view is None:
             _write(_whole(asked.run, asked.link), asked.out)
@@ -50,7 +53,7 @@ def _write(page: bytes, out: Path | None) -> None:
         sys.stdout.buffer.write(page)
         return
     try:
-        out.write_bytes(page)
+        files.write(out, page)
     except OSError as error:
         raise SpecError(f"Cannot write {abbreviate(str(out), PATH)}: {error.strerror or error}.") from None
 

@@ -4,6 +4,7 @@ import html
 import json
 import math
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ Mark = tuple[float, float, str]  # x and y in the picture, and what is said ther
 
 def marks(figure: go.Figure, cells: int = MOST_CELLS) -> list[Mark]:
     """Points, ends of bars and middles of cells, in the order of the traces; those that hold no number are left out.
-    ``cells``: about how many of heatmaps, see ``strongest``."""
+    ``cells``: about how many of heatmaps, see ``strongest``; of twice as many points or more some are left out."""
     scales = axes(figure, room(figure)[0])
     return [mark for trace in figure.data for mark in _marks(figure, trace, scales, cells)]
 
@@ -49,9 +50,11 @@ def _marks(figure: go.Figure, trace: Any, scales: dict[str, Axis], cells: int) -
             )
             yield _mark(across[column], up[row], f"{name}{where}: {_worth(measured, _said(values[row, column]))}")
         return
+    every = sum(len(coordinates(each, "x")) for each in figure.data if each.type != "heatmap")
+    step = math.ceil(every / (2 * cells))
     vertical = trace.type != "bar" or bar_axis(trace) == "x"
     of, measured = titles if vertical else titles[::-1]
-    for at, (px, py) in enumerate(zip(across, up, strict=True)):
+    for at, (px, py) in islice(enumerate(zip(across, up, strict=True)), 0, None, max(1, step)):
         place, value = (given[0][at], given[1][at]) if vertical else (given[1][at], given[0][at])
         if isinstance(value, str) or not math.isnan(value):
             told = _told(trace, at, value)

@@ -58,7 +58,7 @@ CAPTURED = (
         lambda record, arrays, at: bit_map(record, arrays, "key", "layers", at.token),
     ),
 )
-CELLS = 300  # of a figure that say what they hold: the run takes the room
+CELLS, FEW_CELLS = 300, 30  # of a figure that say what they hold; the fewer where the run takes the room
 BRUSHED = "Drag over tokens here or in a text: numbers and verdicts are of these. Escape is the whole answer again."
 BEFORE, AFTER = 5, 40  # tokens of a line before the first difference, and from it on
 SWITCHES = {
@@ -71,25 +71,26 @@ INSIDE = "This page carries the run: drop it on KVQ Explorer, or python -m kvq_c
 def filed(record: Record, arrays: Arrays, files: Mapping[str, bytes], link: str = "") -> bytes:
     """The page with its run inside, ``files`` as the store holds them; of a run that does not fit in MOST_BYTES the
     page alone, which says so."""
-    whole = carry(page(record, arrays, INSIDE, link), files)
-    if len(whole) <= MOST_BYTES:
-        return whole
+    for cells in (CELLS, FEW_CELLS):
+        whole = carry(page(record, arrays, INSIDE, link, cells), files)
+        if len(whole) <= MOST_BYTES:
+            return whole
     size = sum(map(len, files.values()))
     without = f"The run, {size / 1e6:.1f} MB, is not in this page, which holds {MOST_BYTES / 1e6:.0f} MB at most."
     return page(record, arrays, without, link).encode()
 
 
-def page(record: Record, arrays: Arrays, kept: str = "", link: str = "") -> str:
-    """The whole document, ASCII; ``kept``: what it says of the run inside; ``link``: the run's, where there is one.
-    Every text of prompt, model or label is escaped."""
+def page(record: Record, arrays: Arrays, kept: str = "", link: str = "", cells: int = CELLS) -> str:
+    """The whole document, ASCII; ``kept``: what it says of the run inside; ``link``: the run's, where there is one;
+    ``cells`` of a figure that say what they hold. Every text of prompt, model or label is escaped."""
     drawn, own = drawn_of(record, arrays)
     at = start(drawn, own)
     parts = (
         answer_html(record, arrays, served=False),
-        _card("grid", "Keys against values", picture(GRID, record, arrays)),
+        _card("grid", "Keys against values", picture(GRID, record, arrays, cells)),
         _lines(drawn, own),
         f'<div id="along">{along_html(drawn, own, BRUSHED)}</div>',
-        _captures(drawn, own, at),
+        _captures(drawn, own, at, cells),
         _reading(drawn, own, at),
         _texts(record, drawn, own),
         _scores(record, arrays),
@@ -105,12 +106,12 @@ def page(record: Record, arrays: Arrays, kept: str = "", link: str = "") -> str:
     return ascii_text(document(title(record), answer_line(record, arrays), sheet, body, script, CHARSET))
 
 
-def picture(view: Picture, record: Record, arrays: Arrays) -> str:
+def picture(view: Picture, record: Record, arrays: Arrays, cells: int) -> str:
     """A figure with what its marks say under the pointer and the arrow keys; nothing where a run has nothing for it."""
     figure = view.draw(record, arrays)
     if figure is None:
         return ""
-    data = f'<script type="application/json" class="marks">{marks_json(figure, CELLS)}</script>'
+    data = f'<script type="application/json" class="marks">{marks_json(figure, cells)}</script>'
     return f'<figure>{caption(view)}{svg(figure)}{data}<p class="muted said" aria-live="polite"></p></figure>'
 
 
@@ -148,8 +149,8 @@ def _line(record: Record, index: int) -> str:
     return f'<span class="muted">token {parted}</span> {numbered_tokens(before)}{other}'
 
 
-def _captures(record: Record, arrays: Arrays, at: Selection) -> str:
-    shown = "".join(picture(each.of(at), record, arrays) for each in CAPTURED)
+def _captures(record: Record, arrays: Arrays, at: Selection, cells: int) -> str:
+    shown = "".join(picture(each.of(at), record, arrays, cells) for each in CAPTURED)
     where = f"Layer {at.layer}, query head {at.head}, KV head {at.kv_head(record)}, token {at.token}; the whole answer."
     return _card("captured", "Inside the cache", f'<div class="pictures">{shown}</div>' if shown else "", where)
 
