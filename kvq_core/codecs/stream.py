@@ -112,7 +112,7 @@ class Stream:
         """Encode tokens x (float32) that come after the packed ones, past the window."""
         assert self.codec is not None
         extend = self.codec.extend_prompt if prompt else self.codec.extend
-        first = start = self._packed_from + self.packed_tokens
+        first = start = self.packed_range[1]
         if self.codec.rewrites:
             return self._packed_from, self._read(extend(self.blocks, self._turned(x, first), first), self._packed_from)
         read = []
@@ -151,8 +151,7 @@ class Stream:
         return not self.window.prompt_only and self.window.leaving(held) > 0
 
     def boundaries(self, tokens: int) -> list[int]:
-        """Where the encoded tokens end, or will begin, now and once 1, 2, ... ``tokens`` new ones have entered one by
-        one."""
+        """Where the encoded tokens end, or will begin, now and once 1, 2, ... ``tokens`` new ones have entered."""
         if self.window.step is None:
             return [self.tokens] * (tokens + 1)
         end, held = self.first + self.window.sink + self.packed_tokens, self.recent_tokens
@@ -267,17 +266,16 @@ class Stream:
 
     def nbytes(self) -> dict[str, int]:
         """Bytes by part, summed from the tensors held."""
-        held = "untouched" if self.window.step is None else "window"
-        parts = {held: _bytes(self.recent)}
-        first = held if self.window.step is None else "sinks"
-        parts[first] = parts.get(first, 0) + _bytes(self.sinks)
+        held, first = ("untouched", "untouched") if self.window.step is None else ("window", "sinks")
+        parts = {held: self.recent.nbytes}
+        parts[first] = parts.get(first, 0) + self.sinks.nbytes
         for block in self.blocks:
             for name, size in block.nbytes.items():
                 parts[name] = parts.get(name, 0) + size
         if self.codec is not None and self.blocks:
             for name, tensor in self.codec.shared.items():
-                parts[name] = parts.get(name, 0) + _bytes(tensor)
-        parts |= {name: _bytes(held) for name, held in self._constants().items() if self.blocks}
+                parts[name] = parts.get(name, 0) + tensor.nbytes
+        parts |= {name: held.nbytes for name, held in self._constants().items() if self.blocks}
         return {name: size for name, size in parts.items() if size}
 
     def _constants(self) -> dict[str, Tensor]:
@@ -294,14 +292,9 @@ class Stream:
         assert self.codec is not None or not self.blocks
         maps = [self.codec.bits(b).expand(-1, -1, b.tokens, -1) for b in self.blocks if self.codec]
         for held in self._constants().values() if maps else ():
-            constant = 8 * _bytes(held) / (held.numel() * self.packed_tokens)
+            constant = 8 * held.nbytes / (held.numel() * self.packed_tokens)
             maps = [each + constant for each in maps]
         shape = [max((m.shape[d] for m in maps), default=1) for d in (0, 1, 3)]
-        full = torch.full((1, 1, 1, 1), 16.0)
-        maps.insert(0, full.expand(1, 1, self.sinks.shape[-2], 1))
-        maps.append(full.expand(1, 1, self.recent.shape[-2], 1))
+        ends = [torch.full((1, 1, x.shape[-2], 1), 16.0) for x in (self.sinks, self.recent)]
+        maps = [ends[0], *maps, ends[1]]
         return torch.cat([m.expand(shape[0], shape[1], -1, shape[2]) for m in maps], -2)
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -64,6 +64,7 @@ def _unlike(decode: Decode) -> str | None:
     cache = decode.states[0].cache
     if cache is None or decode.states[0].error is not None or decode.finish:
         return None
+    decode.rows.catch_up(1, cache)
     for part in cache.parts:
         stored = torch.cat([values for _, values in cache.pieces(part)], -2)
         for i, layer in enumerate(part.layers.tolist()):

@@ -76,6 +76,7 @@ class Store:
         Where the store has limits, old runs make way. Raises StoreError when the run cannot be written, could not be
         read back, or does not fit.
         """
+        self._path(record.id)
         self.keep(*serialize(record, arrays))
 
     def keep(self, content: dict[str, bytes], manifest: Manifest) -> None:

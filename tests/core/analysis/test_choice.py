@@ -182,5 +182,5 @@ def test_the_card_says_how_often_one_prompt_is_right_as_the_file_that_ships_has_
     told, _, counted = said.partition(": ")
     assert f"<summary>{prose(told)}</summary>{prose(counted)}</details>" in answer_html(record, arrays)
     assert answer(*of([0.5], [0.1], scored=20)).trust == "" and "trust" not in answer_html(*of([0.5], [0.1], scored=20))
-    monkeypatch.setattr(words, "shipped", lambda: None)
+    monkeypatch.setattr(words, "shipped_agreement", lambda: None)
     assert answer(record, arrays).trust == "" and 'class="reason trust"' not in answer_html(record, arrays)

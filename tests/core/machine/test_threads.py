@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import kvq_core
+from kvq_core.engine.row_part import LayerStep
 from kvq_core.engine.rows import Rows
 from kvq_core.machine import threads
 from kvq_core.models.loader import check_room
@@ -114,7 +115,7 @@ def test_runs_at_once_give_what_they_give_alone(smollm, cores: None) -> None:
 
 
 def test_a_run_changes_nothing_of_the_model_it_uses(cores: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, enter, seen = tiny("llama"), Rows._enter, []
+    model, attended, seen = tiny("llama"), Rows._attended, []
 
     def state() -> dict[str, dict[str, int]]:
         return {
@@ -127,12 +128,12 @@ def test_a_run_changes_nothing_of_the_model_it_uses(cores: None, monkeypatch: py
             ]
         }
 
-    def watched(self: Rows, *new: object) -> None:
+    def watched(self: Rows, step: LayerStep) -> object:
         seen.append(state())
-        enter(self, *new)  # type: ignore[arg-type]
+        return attended(self, step)
 
     before = state()
-    monkeypatch.setattr(Rows, "_enter", watched)
+    monkeypatch.setattr(Rows, "_attended", watched)
     run_engine(model, prompt_ids(20), [Lane(label="kivi", method="per_token", knobs={"group_size": 8})], 3)
     assert len(seen) >= 3 and all(during == before for during in [*seen, state()])
 

@@ -167,12 +167,10 @@ def test_a_record_says_how_the_file_held_its_weights(file: Path) -> None:
 
 
 def test_others_can_see_how_far_a_conversion_is(file: Path) -> None:
-    assert conversion_progress() is None
-    assert loading_progress("m") == Loading("m")
+    assert conversion_progress() is None and loading_progress("m") == Loading("m")
     seen = [(step, conversion_progress(), loading_progress("m")) for step in prepare(str(file))]
-    assert len(seen) > 2 and all(
-        step == told and event == Loading("m", step.done, step.total) for step, told, event in seen
-    )
+    assert len(seen) > 2 and all(step == told for step, told, _ in seen)
+    assert all(event == Loading("m", step.done, step.total) for step, _, event in seen)
     assert conversion_progress() is None
 
 
@@ -296,7 +294,7 @@ def test_names_the_hub_does_not_have(fake_hub, wanted: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "id", ["owner/repo", "/models/a:b.gguf", "./a/b:c", "~/a:b", "gguf:0123456789abcdef", "smollm2-135m-instruct-q4_1"]
+    "id", ["owner/repo", "/models/a:b.gguf", "./a/b:c", "~/a:b", "gguf:0123456789abcdef", "smollm2"]
 )
 def test_what_is_no_file_of_the_hub(id: str) -> None:
     assert hub.parts(id) is None

@@ -233,8 +233,8 @@ def test_a_conversion_that_is_given_up_leaves_nothing(tmp_path, home: Path) -> N
     from kvq_core.models import prepare
 
     steps = prepare(str(write(tmp_path / "m.gguf", source("llama"))))
-    done, total, _ = next(steps)
-    assert done == 0 < total and list((home / "models").iterdir())
+    now = next(steps)
+    assert now.done == 0 < now.total and list((home / "models").iterdir())
     steps.close()
     assert not list((home / "models").iterdir())
 

@@ -10,6 +10,7 @@ from transformers import Gemma3TextConfig
 
 from kvq_core.cli.main import main
 from kvq_core.errors import SpecError, StoreError
+from kvq_core.machine.progress import unreported
 from kvq_core.models import load, outline
 from kvq_core.presets import bundle_lanes
 from kvq_core.presets.bundles import BUNDLES
@@ -21,7 +22,7 @@ from kvq_core.recommend.layer_plans import NOT_ALIKE
 from kvq_core.recommend.options import FitPlace, model_shape, own_weights
 from kvq_core.recommend.policies import LayerPolicy, ScoringBudget
 from kvq_core.recommend.policy_search import Here, PolicyTrial
-from kvq_core.recommend.recommend import advise, decide, silent, stored, study_for
+from kvq_core.recommend.recommend import advise, decide, stored, study_for
 from kvq_core.record.store import Store, open_store
 from kvq_core.shape import LayerKind, ModelShape
 from kvq_core.sizing.count import CacheBytes, ServedBy, cache_bytes
@@ -152,13 +153,13 @@ def _check_grounds(whole: Decision) -> None:
 def test_without_an_engine_all_that_engines_ship_runs_beside(model: str, store: Store, found: Advice) -> None:
     least = min(each.kld_mean or 1.0 for each in found.front)
     ask, result = DecisionRequest.of(context=200, tolerance=str(0.8 * least)).ask(), stored(found.study, store)
-    made = PolicyTrial(result, outline(model), ask, store, Here(), silent, ScoringBudget()).found()
+    made = PolicyTrial(result, outline(model), ask, store, Here(), unreported, ScoringBudget()).found()
     assert isinstance(made, LayerPolicy)
     ran = {*made.rows["lane"]}
     assert {"policy", "first and last two fp16"} <= ran and any(label.endswith(", keys centred") for label in ran), ran
     assert not ran & {"q8_0", "q4_0", "iq4_nl"}, "the study has them"
     assert made.offered and {lane.label for lane in made.lanes} <= ran
-    few = PolicyTrial(result, outline(model), ask, store, Here(), silent, ScoringBudget(at_once=6)).found()
+    few = PolicyTrial(result, outline(model), ask, store, Here(), unreported, ScoringBudget(at_once=6)).found()
     assert isinstance(few, LayerPolicy) and few.rows["lane"].nunique() <= 6, "as many lanes as a run may hold"
 
 

@@ -191,7 +191,6 @@ def test_a_closed_page_stops_its_decision(place, model):
         ({"context": None}, "Context: None is not allowed"),
         ({"batch": 1.5}, "Sequences: 1.5 is not allowed"),
         ({"engine": "vLLM", "batched_tokens": "0.5"}, "reads at once: &#x27;0.5&#x27; is not allowed"),
-        ({"engine": "vLLM", "batched_tokens": "0"}, "batched_tokens = 0 is not allowed"),
         ({"tolerance": "fine"}, "tolerance = &#x27;fine&#x27; is not allowed"),
         ({"engine": "vlm"}, "engine = &#x27;vlm&#x27; is not allowed"),
         ({"weights": "a.gguf"}, "weights are chosen under a memory"),
@@ -202,17 +201,6 @@ def test_a_closed_page_stops_its_decision(place, model):
 def test_what_cannot_be_asked_is_said_above_start(place, model, changes, said):
     found = estimate_html(form(model, **changes), [], place.studies.results)
     assert said in found and "refused" in found and "\n" not in found
-
-
-def test_tokens_at_once_are_asked_of_engines_that_reserve_by_them(model):
-    assert [
-        form(model, engine=each, batched_tokens="512").asked.batched_tokens for each in ("vLLM", "llama.cpp", ANY)
-    ] == [
-        512,
-        None,
-        None,
-    ]
-    assert form(model, engine="vLLM").asked.batched_tokens is None
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from kvq_core.studies.spec import parse_study
 from kvq_core.studies.study import study
 from tests.support.study_models import study_data, write_model
 from tests.ui.decide.test_decide import begin, engine_and_places, form, watched
-from ui.decide.asked import STUDY
+from ui.decide.asked import ANY, STUDY
 from ui.decide.form import models_of
 from ui.decide.quote import quote_form
 
@@ -39,3 +39,14 @@ def test_of_a_study_of_several_models_one_is_picked(tmp_path):
     going = watched(begin(place, replace(held, of_model="tiny-b")))
     assert going.decision.advice.study == made.id and going.decision.advice.model in (ids[1], "tiny-b")
     assert not place.engine.asked, "all of it is there"
+
+
+def test_tokens_at_once_are_asked_of_engines_that_reserve_by_them():
+    assert [
+        form("tiny", engine=each, batched_tokens="512").asked.batched_tokens for each in ("vLLM", "llama.cpp", ANY)
+    ] == [
+        512,
+        None,
+        None,
+    ]
+    assert form("tiny", engine="vLLM").asked.batched_tokens is None

@@ -58,7 +58,9 @@ def test_what_comes_back_is_what_a_run_here_gives(session):
 def test_the_gpu_is_asked_for_as_long_as_the_run_is_estimated_to_take(session, monkeypatch):
     found, asked = zero_gpu.estimate(spec(6)), {}
     for expected in (None, 1.0, 30.0, 900.0):
-        monkeypatch.setattr(zero_gpu, "estimate", lambda s, e=expected: replace(found, seconds=e))
+        monkeypatch.setattr(
+            zero_gpu, "estimate", lambda s, e=expected: replace(found, cost=replace(found.cost, seconds=e))
+        )
         asked[expected] = zero_gpu.seconds(spec(6), None)
     assert asked == {None: zero_gpu.USUAL_S, 1.0: zero_gpu.SHORTEST_S, 30.0: 70, 900.0: zero_gpu.LONGEST_S}
     assert all(zero_gpu.SHORTEST_S <= each <= zero_gpu.LONGEST_S for each in session["asked"])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvq_core.errors import SpecError
+from kvq_core.machine.progress import Progress
 from kvq_core.record.store import open_store
 from kvq_core.servers.verification import kept
 from tests.support.toy_servers import Toy, serving
@@ -64,7 +65,7 @@ def test_how_far_it_is_is_told_with_what_to_know(services: Services) -> None:
     with serving(Toy(noise=0.3, reuse=False), Toy()) as at:
         told = [event for event in place.verifying(place.request_of(form(*at)), services.store, said) if event]
     assert told[-1]["verdict"] == "cannot tell" and len(said) == 3  # once a prompt
-    line = place._progress(("Asking", 6, 18), said)
+    line = place._progress(Progress("Asking", 6, 18, "tokens"), said)
     assert "Asking: 6 of 18 tokens" in line and "width:33%" in line and "reads a text again with every token" in line
 
 
