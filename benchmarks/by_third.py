@@ -5,8 +5,8 @@ from typing import Any
 from scipy.stats import spearmanr
 
 from benchmarks.measured import HERE, figures, table
-from kvq_core.claims.board import ClaimResult, main_figure, read_board, shipped_boards, within_noise
-from kvq_core.claims.side_by_side import ClaimRow, claim_rows, of_models, short_title
+from kvq_core.claims.board import ClaimResult, main_figure, read_board, shipped_boards, texts_share, within_noise
+from kvq_core.claims.side_by_side import JUDGED, ClaimRow, claim_rows, of_models, short_title
 
 NAME = "Qwen2.5-Coder-1.5B"
 APART = ("K q8_0 V q4_0", "K q4_0 V q8_0")  # values alone at 4 bits, keys alone
@@ -26,8 +26,9 @@ def _claims() -> str:
     third = read_board(HERE / "third_board.json")
     rows = [row for row in claim_rows([*boards, third]) if row.results[-1] is not None]
     head = " | ".join([*(short_title(board.model_title) for board in boards), NAME])
-    flips = [row.claim.sentence for row in rows if _verdict(row, -2) != _verdict(row, -1)]
-    told = f"From .5B to 1.5B {len(flips)} of {len(rows)} verdicts flip" + (f": {' '.join(flips)}" if flips else ".")
+    judged = [row for row in rows if {_verdict(row, -2), _verdict(row, -1)} <= set(JUDGED)]
+    flips = [row.claim.sentence for row in judged if _verdict(row, -2) != _verdict(row, -1)]
+    told = f"From .5B to 1.5B {len(flips)} of {len(judged)} verdicts flip" + (f": {' '.join(flips)}" if flips else ".")
     lines = [(row.claim.paper, row.claim.sentence, *(_cell(each) for each in row.results)) for row in rows]
     return f"{table(f'Paper | Claim | {head}', *lines)}\n\n{told}"
 
@@ -41,7 +42,8 @@ def _cell(found: ClaimResult | None) -> str:
     if found is None:
         return "not measured"
     doubt = ", *within noise*" if found.texts and within_noise(found) else ""
-    return f"{found.verdict}{doubt}: {main_figure(found)}"
+    share = f", in {texts_share(found)}" if found.texts else ""
+    return f"{found.verdict}{doubt}{share}: {main_figure(found)}"
 
 
 def _inspection(found: dict[str, Any]) -> str:
