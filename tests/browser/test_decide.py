@@ -82,7 +82,7 @@ def ask(page, model: str) -> None:
 
 def run(page) -> None:
     page.locator("#decide-start").click()
-    status(page, f"Runs: [2-9] of {PROMPTS} done")  # a busy browser may draw none of them but one
+    status(page, f"Computing: [2-9] of {PROMPTS} runs")  # a busy browser may draw none of them but one
     page.locator("#decide-cancel").click()
     status(page, "Cancelled")
     page.locator("#decide-go-on").click()

@@ -18,3 +18,9 @@
     event.preventDefault();
     openFile(event.dataTransfer.files[0]);
   });
+  // Shown once a run's lanes are, above it: before, it would stand first and move.
+  const shows = setInterval(() => {
+    if (!document.querySelector(".lane-switch")) return;
+    clearInterval(shows);
+    document.querySelector("#opens [hidden]")?.removeAttribute("hidden");
+  }, 300);

@@ -5,9 +5,9 @@ import gradio as gr
 from kvq_core.settings import settings
 
 OPENS = (
-    '<label class="plain-button opens">Open a run\'s file'
+    '<div hidden><label class="plain-button opens">Open a run\'s file'
     '<input type="file" accept=".html,text/html" id="open-file" class="sr-only"></label>'
-    '<p class="muted" id="open-said" role="status">Or drop it on the page.</p>'
+    '<p class="muted" id="open-said" role="status">Or drop it on the page.</p></div>'
 )
 
 
