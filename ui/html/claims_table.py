@@ -95,7 +95,8 @@ def _verdict(found: ClaimResult | None, column: str, rule: str, of: str = "") ->
     remark = f"<small>{safe(', '.join(filter(None, (noise, held))))}</small>" if noise or held else ""
     numbers = "".join(f"<div>{safe(line)}</div>" for line in measurement_lines(found))
     cases = {text.text: text.numbers for text in found.texts}
-    maps = "".join(_map(lane, rows) for lane, rows in recall_maps(cases).items())
+    every = "".join(_map(lane, rows) for lane, rows in recall_maps(cases).items())
+    maps = f"<details><summary>By depth and length</summary>{every}</details>" if every else ""
     return f"<td{of}>{name}{chip}{remark}{numbers}{maps}</td>"
 
 
