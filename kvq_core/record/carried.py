@@ -40,8 +40,8 @@ class Carried:
     arrays: dict[str, Tensor]
 
 
-def carry(page: str, files: Mapping[str, bytes]) -> bytes:
-    """The page, ASCII markup, with a run's ``files`` (manifest, record and arrays) behind it."""
+def sealed(files: Mapping[str, bytes]) -> bytes:
+    """What stands behind a page, ASCII markup, so that it carries a run's ``files``: manifest, record and arrays."""
     parts = [files[MANIFEST], files[RECORD], _by_plane(files[ARRAYS], back=False)]
     head = json.dumps([len(part) for part in parts]).encode() + b"\n"
     packed = lzma.compress(head + b"".join(parts))
@@ -49,7 +49,7 @@ def carry(page: str, files: Mapping[str, bytes]) -> bytes:
     for byte, escape in _ESCAPES:
         body = body.replace(byte, escape)
     opens = f"\n<!--kvq-run 1 {hashlib.sha256(packed).hexdigest()}\n".encode()
-    return page.encode("ascii") + opens + body + _CLOSES + b"\n"
+    return opens + body + _CLOSES + b"\n"
 
 
 def carried(data: bytes, what: str) -> Carried:
@@ -96,7 +96,7 @@ def _unpacked(packed: bytes, what: str) -> dict[str, bytes]:
         parts = [rest[end - size : end] for size, end in zip(sizes, ends, strict=True)]
         files = dict(zip(_NAMES, parts, strict=True))
         return {**files, ARRAYS: _by_plane(files[ARRAYS], back=True)}
-    except (lzma.LZMAError, EOFError, ValueError, TypeError, KeyError, RecursionError):
+    except (lzma.LZMAError, EOFError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         raise StoreError(f"{what} is damaged: the run in it cannot be read. Copy or export it again.") from None
 
 

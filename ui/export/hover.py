@@ -23,7 +23,9 @@ def marks(figure: go.Figure, cells: int = MOST_CELLS) -> list[Mark]:
     """Points, ends of bars and middles of cells, in the order of the traces; those that hold no number are left out.
     ``cells``: about how many of heatmaps, see ``strongest``; of twice as many points or more some are left out."""
     scales = axes(figure, room(figure)[0])
-    return [mark for trace in figure.data for mark in _marks(figure, trace, scales, cells)]
+    points = sum(len(coordinates(each, "x")) for each in figure.data if each.type != "heatmap")
+    step = max(1, math.ceil(points / (2 * cells)))
+    return [mark for trace in figure.data for mark in _marks(figure, trace, scales, cells, step)]
 
 
 def marks_json(figure: go.Figure, cells: int = MOST_CELLS) -> str:
@@ -31,7 +33,7 @@ def marks_json(figure: go.Figure, cells: int = MOST_CELLS) -> str:
     return json.dumps(marks(figure, cells), separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _marks(figure: go.Figure, trace: Any, scales: dict[str, Axis], cells: int) -> Iterator[Mark]:
+def _marks(figure: go.Figure, trace: Any, scales: dict[str, Axis], cells: int, step: int) -> Iterator[Mark]:
     if trace.hoverinfo == "skip":  # a front joins lanes' points and is none
         return
     names = trace.xaxis or "x", trace.yaxis or "y"
@@ -50,11 +52,9 @@ def _marks(figure: go.Figure, trace: Any, scales: dict[str, Axis], cells: int) -
             )
             yield _mark(across[column], up[row], f"{name}{where}: {_worth(measured, _said(values[row, column]))}")
         return
-    every = sum(len(coordinates(each, "x")) for each in figure.data if each.type != "heatmap")
-    step = math.ceil(every / (2 * cells))
     vertical = trace.type != "bar" or bar_axis(trace) == "x"
     of, measured = titles if vertical else titles[::-1]
-    for at, (px, py) in islice(enumerate(zip(across, up, strict=True)), 0, None, max(1, step)):
+    for at, (px, py) in islice(enumerate(zip(across, up, strict=True)), 0, None, step):
         place, value = (given[0][at], given[1][at]) if vertical else (given[1][at], given[0][at])
         if isinstance(value, str) or not math.isnan(value):
             told = _told(trace, at, value)

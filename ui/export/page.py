@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvq_core.analysis.expected import expectation_sentence
 from kvq_core.record.arrays import Arrays
-from kvq_core.record.carried import CHARSET, MOST_BYTES, carry
+from kvq_core.record.carried import CHARSET, MOST_BYTES, sealed
 from kvq_core.record.fields import Record
 from kvq_core.record.subset import BEST, TOGETHER, drawn_of
 from ui.export.answer import answer_html
@@ -71,10 +71,11 @@ INSIDE = "This page carries the run: drop it on KVQ Explorer, or python -m kvq_c
 def filed(record: Record, arrays: Arrays, files: Mapping[str, bytes], link: str = "") -> bytes:
     """The page with its run inside, ``files`` as the store holds them; of a run that does not fit in MOST_BYTES the
     page alone, which says so."""
+    run = sealed(files)
     for cells in (CELLS, FEW_CELLS):
-        whole = carry(page(record, arrays, INSIDE, link, cells), files)
-        if len(whole) <= MOST_BYTES:
-            return whole
+        markup = page(record, arrays, INSIDE, link, cells).encode("ascii")
+        if len(markup) + len(run) <= MOST_BYTES:
+            return markup + run
     size = sum(map(len, files.values()))
     without = f"The run, {size / 1e6:.1f} MB, is not in this page, which holds {MOST_BYTES / 1e6:.0f} MB at most."
     return page(record, arrays, without, link).encode()

@@ -8,7 +8,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from kvq_core.pipeline.examples import example_ids, packaged_store
-from kvq_core.record.carried import MOST_BYTES, carry
+from kvq_core.record.carried import MOST_BYTES, sealed
 from kvq_core.record.store import open_store
 from ui.server.opened import Opened
 from ui.service.services import Services
@@ -26,7 +26,7 @@ def client(monkeypatch, tmp_path):
 def test_a_runs_file_is_kept_and_told_by_its_id(client):
     web, store = client
     files = packaged_store().files(RUN)
-    answer = web.post("/open", content=carry("<p>page</p>", files))
+    answer = web.post("/open", content=b"<p>page</p>" + sealed(files))
     assert answer.status_code == 200 and answer.json() == {"run": RUN}
     assert store.files(RUN)["arrays.safetensors"] == files["arrays.safetensors"]
 
@@ -42,5 +42,5 @@ def test_what_is_no_runs_file_is_refused_in_one_line(client, data, said):
 def test_a_public_instance_takes_none(client, monkeypatch):
     monkeypatch.setattr("ui.server.opened.settings", lambda: SimpleNamespace(public=True))
     web, store = client
-    answer = web.post("/open", content=carry("<p>page</p>", packaged_store().files(RUN)))
+    answer = web.post("/open", content=b"<p>page</p>" + sealed(packaged_store().files(RUN)))
     assert answer.status_code == 403 and "public instance" in answer.json()["detail"] and not store.exists(RUN)
