@@ -4,6 +4,7 @@ import torch
 from kvq_kernels.dispatch import Path, use_triton
 from kvq_kernels.launch import ROUND, run
 from torch import Tensor
+from torch.library import custom_op
 
 BLOCK = 32
 BELOW_HALF = 0.49999997  # the largest float32 below .5: added before truncating, it rounds halves away from zero
@@ -37,7 +38,7 @@ def round_q8_0(x: Tensor, path: Path = "auto") -> Tensor:
     return _read(x.unflatten(-1, (-1, BLOCK))).flatten(-2)
 
 
-@torch.library.custom_op("kvq::round_q8_0", mutates_args=())
+@custom_op("kvq::round_q8_0", mutates_args=())
 def round_q8_0_at_once(x: Tensor) -> Tensor:
     """``round_q8_0`` as one operation of torch's, whatever it launches."""
     return round_q8_0(x)
