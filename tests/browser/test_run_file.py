@@ -2,6 +2,7 @@
 and brushed, by pointer and keys, light and dark, wide and narrow."""
 
 import json
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from axe_playwright_python.sync_playwright import Axe
 
 from kvq_core.pipeline.examples import example_ids, packaged_store
 from kvq_core.record.carried import MOST_BYTES, carried
+from tests.browser.visitors import visits
 from ui.export.page import filed
 from ui.html.numbers import significant
 from ui.selection import start
@@ -120,3 +122,37 @@ def test_a_figure_says_what_is_under_the_keys(opened):
     assert figure.locator(".said").inner_text()
     page.keyboard.press("Escape")
     assert not figure.locator(".said").inner_text()
+
+
+DROP = """([name, text]) => {
+  const file = new File([Uint8Array.from(atob(text), (c) => c.charCodeAt(0))], name, {type: "text/html"});
+  const held = new DataTransfer();
+  held.items.add(file);
+  const told = {bubbles: true, cancelable: true, dataTransfer: held};
+  document.body.dispatchEvent(new DragEvent("drop", told));
+}"""
+
+
+@pytest.fixture
+def leaving(browser):
+    """A page that is left for another, and that a server refuses a file."""
+    with visits(browser, reads_console=False) as visit:
+        yield visit
+
+
+@pytest.mark.parametrize("way", ["chosen", "dropped"])
+def test_a_file_is_opened_by_a_page_and_a_foreign_one_refused(quick, leaving, files, tmp_path, way):
+    page, other, run = leaving(quick), tmp_path / "other.html", example_ids()[GRID]
+    other.write_text("<p>another page</p>")
+    page.locator("#opens label").wait_for()  # once lanes stand above it
+
+    def give(file: Path) -> None:
+        if way == "chosen":
+            page.locator("#open-file").set_input_files(file)
+        else:
+            page.evaluate(DROP, [file.name, b64encode(file.read_bytes()).decode()])
+
+    give(other)
+    page.wait_for_function("document.getElementById('open-said').textContent.includes('carries no run')")
+    give(files[GRID])
+    page.wait_for_url(f"**/?run={run}", timeout=60_000)
