@@ -5,6 +5,7 @@ from typing import Any
 from scipy.stats import spearmanr
 
 from benchmarks.measured import HERE, figures, table
+from kvq_core.claims import papers
 from kvq_core.claims.board import ClaimResult, main_figure, read_board, shipped_boards, texts_share, within_noise
 from kvq_core.claims.side_by_side import JUDGED, ClaimRow, claim_rows, of_models, short_title
 
@@ -16,8 +17,8 @@ def third_part() -> str:
     found = figures("third_model")
     if found is None:
         return f"Not measured yet: `python -m benchmarks.third_model FILE`, with a file of {NAME}-Instruct."
-    parts = [_claims(), _inspection(found)]
-    return "\n\n".join([*parts, _grid(found["grid"]["models"])] if "grid" in found else parts)
+    grid = _grid(found["grid"]["models"]) if "grid" in found else "llama.cpp's K x V grid is not measured on it yet."
+    return "\n\n".join((_claims(), _inspection(found), grid))
 
 
 def _claims() -> str:
@@ -30,7 +31,9 @@ def _claims() -> str:
     flips = [row.claim.sentence for row in judged if _verdict(row, -2) != _verdict(row, -1)]
     told = f"From .5B to 1.5B {len(flips)} of {len(judged)} verdicts flip" + (f": {' '.join(flips)}" if flips else ".")
     lines = [(row.claim.paper, row.claim.sentence, *(_cell(each) for each in row.results)) for row in rows]
-    return f"{table(f'Paper | Claim | {head}', *lines)}\n\n{told}"
+    left = sorted({*papers()} - {row.claim.paper.lower() for row in rows})
+    lacks = f" Of {', '.join(papers()[name].title for name in left)} no claim is measured on it yet." if left else ""
+    return f"{table(f'Paper | Claim | {head}', *lines)}\n\n{told}{lacks}"
 
 
 def _verdict(row: ClaimRow, at: int) -> str:
